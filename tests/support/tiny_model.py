@@ -27,15 +27,15 @@ def build_tiny_model(folder: Path, *, seed: int = 0, **config_overrides: Any) ->
     """Write config, float32 weights, tokenizer and generation config into `folder` (made if missing).
 
     The same seed and overrides give the same bytes. Overrides are config.json keys (`num_hidden_layers=2`).
-    Special tokens and spare rows have quiet logits: greedy answers do not end early; bias an end token to end.
+    Special tokens and spare rows have quiet logits, so greedy answers do not end early: bias an end token.
     Returns `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     known = write_tiny_tokenizer(folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    end_ids = [tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)]
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab()
+    end_ids = [ids[TURN_END], ids[END_OF_TEXT]]
     config = _config(known + SPARE_ROWS, end_ids[0]) | config_overrides
-    quiet = [tokenizer.token_to_id(text) for text in SPECIAL] + list(range(known, config["vocab_size"]))
+    quiet = [ids[text] for text in SPECIAL] + list(range(known, config["vocab_size"]))
     _write_json(folder / "config.json", config)
     _write_json(
         folder / "generation_config.json",

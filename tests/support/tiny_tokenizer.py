@@ -22,12 +22,13 @@ PLAIN_ADDED = ("<tool_call>", "</tool_call>")  # single tokens that are text all
 
 _BPE_SIZE = 640
 _WORD = (  # how Qwen2 cuts text before BPE: contractions, words, single digits, punctuation, white space
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _TEXT = """\
 The capital of France is Paris, and the capital of Italy is Rome. What is the capital of Spain? Madrid.
-A worker that computes the prompt hands its keys and values to a worker that writes the answer, token by token.
-You are a helpful assistant. The user asks, the assistant answers; system, user, assistant and tool take turns.
+A worker that computes the prompt hands keys and values to a worker that writes the answer, token by token.
+You are a helpful assistant. A user asks, the assistant answers; system, user and tool take turns.
 def add(a, b):\n    return a + b\n\nprint(add(1, 2))\nfor i in range(10):\n    print(i, i * i)
 {"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius", "days": [1, 2, 3], "rain": true}}
 It's raining, isn't it? They're late; we'll wait, I'd say. Once upon a time there was a cat called Momo.
