@@ -1,0 +1,1 @@
+"""The KV transfer: manifest, safetensors codec, digests, tickets, transports. Deals in bytes, not tensors."""

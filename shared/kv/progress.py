@@ -1,0 +1,106 @@
+"""How far prefill has come, told by the engine thread to the thread that sends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shared.errors import BackendTimeout
+
+
+class TransferCancelled(Exception):
+    """The sending side itself called the transfer off. Not an error that anybody is told about."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """The first token of each choice, and whether it already ended that choice."""
+
+    token_ids: tuple[int, ...]
+    finished: tuple[bool, ...]
+
+
+class Progress:
+    """One hand-off's progress. Any thread may call any method; nothing polls.
+
+    The engine calls `advance` as KV lands in the pool, then `finish` once, or `cancel` at any time.
+    A later `finish` or `cancel` than the first one changes nothing.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._num_computed = 0
+        self._first: FirstTokens | None = None
+        self._finished_at: float | None = None
+        self._cancelled: str | None = None
+        self._on_cancel: Callable[[], None] | None = None
+
+    def advance(self, num_computed: int) -> None:
+        """KV of positions [0, num_computed) can be read from now on."""
+        with self._changed:
+            self._num_computed = max(self._num_computed, num_computed)
+            self._changed.notify_all()
+
+    def finish(self, first_tokens: Sequence[int], finished: Sequence[bool]) -> None:
+        """The first tokens are sampled; KV of the whole prompt can be read."""
+        first = FirstTokens(tuple(first_tokens), tuple(finished))
+        with self._changed:
+            if self._first is None and self._cancelled is None:
+                self._first = first
+                self._finished_at = self._clock()
+                self._changed.notify_all()
+
+    def cancel(self, reason: str) -> None:
+        """Stop the sender, wherever it blocks. Returns at once."""
+        with self._changed:
+            if self._cancelled is not None:
+                return
+            self._cancelled = reason
+            self._changed.notify_all()
+            if self._on_cancel is not None:
+                self._on_cancel()
+
+    @property
+    def finished_at(self) -> float | None:
+        """When `finish` was called, on this object's clock."""
+        return self._finished_at
+
+    def check_cancelled(self) -> None:
+        """Raise TransferCancelled if `cancel` was called."""
+        if self._cancelled is not None:
+            raise TransferCancelled(self._cancelled)
+
+    def wait_computed(self, num_computed: int, timeout_s: float | None = None) -> None:
+        """Block until KV of [0, num_computed) is there. Raises TransferCancelled, BackendTimeout."""
+        self._wait(lambda: self._first is not None or self._num_computed >= num_computed, timeout_s)
+
+    def wait_finished(self, timeout_s: float | None = None) -> FirstTokens:
+        """Block until the first tokens are sampled. Raises TransferCancelled, BackendTimeout."""
+        self._wait(lambda: self._first is not None, timeout_s)
+        assert self._first is not None
+        return self._first
+
+    @contextmanager
+    def interrupting(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Within the block, `cancel` also calls `callback` (which must not block); never after it.
+
+        Raises TransferCancelled if it is already too late.
+        """
+        with self._changed:
+            self.check_cancelled()
+            self._on_cancel = callback
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._on_cancel = None
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._cancelled is not None or ready(), timeout_s):
+                raise BackendTimeout("prefill did not compute the KV in its time")
+            self.check_cancelled()
