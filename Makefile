@@ -1,0 +1,75 @@
+# Everything a person or CI does here. `make` alone lists the targets.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell command -v $(p) 2>/dev/null)))
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.made-from-$(notdir $(LOCK))
+
+# The one place that chooses a build of torch. A machine on which nvidia-smi finds a GPU takes the build of the
+# package index, any other takes the CPU build, and the environment is refused if it came out otherwise.
+TORCH     := 2.13.0
+HAS_GPU   := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+LOCK      := $(if $(HAS_GPU),requirements-gpu.lock,requirements.lock)
+# Only asked where pip itself finds no CPU build.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help env serve test check lock gpu-check clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 20
+
+env: $(STAMP) ## make or renew the environment in .venv from the lock file
+
+$(STAMP): $(LOCK) pyproject.toml
+	@test -n "$(PYTHON)" || { echo "python3.11 or python3.12 is needed" >&2; exit 1; }
+	@echo "making $(VENV) from $(LOCK)"
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet --no-compile -c $(LOCK) torch $(if $(HAS_GPU),,2>/dev/null \
+	  || $(PIP) install --quiet --no-compile -c $(LOCK) --extra-index-url $(CPU_INDEX) torch)
+	@$(PIP) install --quiet --no-compile -r $(LOCK)
+	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c 'import sys, torch; cuda = torch.version.cuda; \
+	  sys.exit(0 if bool(cuda) == bool("$(HAS_GPU)") else f"wrong build of torch: cuda is {cuda}")'
+	@touch $@
+
+serve: $(STAMP) ## get a model, start router, prefill and decode worker, print a curl line; Ctrl-C stops all
+	@exec $(BIN)/handoff up $(ARGS)
+
+test: $(STAMP) ## all tests, the ones on the real model included
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## style, types, the dependency rule, the compose file
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -q tests/unit/test_compose.py
+
+gpu-check: $(STAMP) ## the tests that need an NVIDIA GPU
+	@$(BIN)/python -m pytest tests/gpu $(ARGS)
+
+# pip resolves without installing and says what it would install: that list, with exact versions, is the lock.
+define resolve
+	$(VENV).lock/bin/python -m pip install --dry-run --ignore-installed --disable-pip-version-check $(1) '.[dev]' \
+	  | sed -n 's/^Would install //p' | tr ' ' '\n' | grep -v '^handoff-' | sed 's/-\([^-]*\)$$/==\1/' | LC_ALL=C sort -f
+endef
+
+lock: ## resolve the ranges of pyproject.toml again and write both lock files
+	@$(PYTHON) -m venv --clear $(VENV).lock
+	@$(VENV).lock/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@{ echo "# Made by make lock: every version that is tested, on machines without an NVIDIA GPU."; \
+	  $(call resolve,'torch==$(TORCH)+cpu'); } > requirements.lock.new
+	@grep -v '^torch==' requirements.lock.new > $(VENV).lock/others
+	@{ echo "# Made by make lock: the same versions with the CUDA build of torch, on machines with an NVIDIA GPU."; \
+	  $(call resolve,-c $(VENV).lock/others 'torch===$(TORCH)') | sed 's/^torch==/torch===/'; } > requirements-gpu.lock.new
+	@grep -q '^torch==' requirements.lock.new && grep -q '^torch==' requirements-gpu.lock.new
+	@mv requirements.lock.new requirements.lock && mv requirements-gpu.lock.new requirements-gpu.lock
+	@rm -rf $(VENV).lock
+
+clean: ## remove the environment and every cache of the tools; models stay
+	rm -rf $(VENV) $(VENV).lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
