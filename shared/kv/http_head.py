@@ -1,0 +1,112 @@
+"""The little HTTP/1.1 that a KV transfer needs: heads by h11; the body never passes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import h11
+
+from shared.errors import BackendError, InvalidRequest
+from shared.kv.stream import Stream
+
+_HEAD_END = b"\r\n\r\n"
+_MAX_RESPONSE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A parsed head. headers: names in lower case; h11 has refused contradictory framing."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    version: str
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for our word before it sends the body."""
+        return self.version >= "1.1" and self.headers.get("expect", "").lower() == "100-continue"
+
+
+def read_head(stream: Stream, max_bytes: int, deadline: float) -> tuple[RequestHead, bytes]:
+    """Read a request head; also returns what came after it. Raises InvalidRequest, TimeoutError, OSError.
+
+    Raises ConnectionError if the peer left without a word.
+    """
+    buffer = bytearray(max_bytes)
+    filled = 0
+    while True:
+        num_bytes = stream.recv_into([memoryview(buffer)[filled:]], deadline)
+        end = buffer.find(_HEAD_END, max(0, filled - len(_HEAD_END) + 1), filled + num_bytes)
+        filled += num_bytes
+        if end >= 0:
+            end += len(_HEAD_END)
+            return _parse(bytes(buffer[:end])), bytes(buffer[end:filled])
+        if not num_bytes:
+            raise ConnectionError("the peer left before it had sent a request head")
+        if filled == max_bytes:
+            raise InvalidRequest(f"the request head is longer than {max_bytes} bytes")
+
+
+def _parse(head: bytes) -> RequestHead:
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=len(head))
+    try:
+        connection.receive_data(head)
+        event = connection.next_event()
+    except h11.RemoteProtocolError as exc:
+        raise InvalidRequest("the request head is not HTTP/1.1") from exc
+    if not isinstance(event, h11.Request):
+        raise InvalidRequest("the request head is not HTTP/1.1")
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+    version = event.http_version.decode("ascii")
+    return RequestHead(event.method.decode("ascii"), event.target.decode("ascii"), headers, version)
+
+
+def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
+    """The bytes of a request head."""
+    request = h11.Request(method=method, target=target, headers=list(headers.items()))
+    data = h11.Connection(h11.CLIENT).send(request)
+    assert data is not None
+    return data
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def json_response(status: int, body: bytes, reason: str) -> bytes:
+    """A whole response that ends the connection."""
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+def read_response(stream: Stream, deadline: float) -> tuple[int, bytes]:
+    """Status and whole body of the answer to a request whose head was sent. Raises BackendError, TimeoutError, OSError.
+
+    An answer that is cut before its end is no answer.
+    """
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="PUT", target="/", headers=[("Host", "-"), ("Content-Length", "1")]))
+    scratch = bytearray(_MAX_RESPONSE_BYTES)
+    status, body = 0, b""
+    try:
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                num_bytes = stream.recv_into([scratch], deadline)
+                connection.receive_data(bytes(scratch[:num_bytes]))
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > _MAX_RESPONSE_BYTES:
+                    raise BackendError("the decode worker's answer is too long")
+            elif isinstance(event, h11.EndOfMessage):
+                return status, body
+            elif isinstance(event, h11.ConnectionClosed):
+                raise BackendError("the decode worker hung up without an answer")
+    except h11.RemoteProtocolError as exc:
+        raise BackendError("the decode worker's answer is not HTTP/1.1, or was cut") from exc

@@ -1,0 +1,159 @@
+"""The blob, byte by byte, before any KV exists: it is a pure function of the manifest.
+
+    u64 length | JSON, padded to 64 | per chunk, per layer: K, V | first_token | first_finished | digests
+
+One valid safetensors file. K and V are [tokens, K, D]; `digests` holds xxh3_64 of every tensor before it, in
+file order, and last of the header bytes (length and padding included).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import orjson
+
+from shared.errors import InvalidRequest, ManifestMismatch
+from shared.kv.manifest import Manifest
+from shared.kv.shape import KINDS, Kind
+
+LENGTH = struct.Struct("<Q")
+METADATA = "__metadata__"
+_ALIGNMENT_BYTES = 64
+_MIN_JSON_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpan:
+    """One tensor of the file: bytes [begin, end) of the data section, as safetensors counts them."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return self.end - self.begin
+
+    def entry(self) -> dict[str, object]:
+        """Its entry in the header."""
+        return {"dtype": self.dtype, "shape": list(self.shape), "data_offsets": [self.begin, self.end]}
+
+
+@dataclass(frozen=True, slots=True)
+class KvPart:
+    """One K or V tensor and the positions it covers."""
+
+    span: TensorSpan
+    layer: int
+    kind: Kind
+    start: int
+    end: int
+
+
+class BlobLayout:
+    """Where everything lies. `chunks[i]` are the K and V tensors of chunk i; `trailer` what comes after."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.chunks: list[list[KvPart]] = []
+        shape = manifest.shape
+        at = 0
+        for index, (start, end) in enumerate(manifest.chunks):
+            parts = []
+            nbytes = (end - start) * shape.row_bytes
+            dims = (end - start, shape.num_kv_heads, shape.head_dim)
+            for layer in range(shape.num_layers):
+                for kind in KINDS:
+                    name = f"chunk.{index:04d}.layer.{layer:02d}.{kind}"
+                    span = TensorSpan(name, shape.dtype, dims, at, at + nbytes)
+                    parts.append(KvPart(span, layer, kind, start, end))
+                    at += nbytes
+            self.chunks.append(parts)
+        self.kv_bytes = at
+        choices = manifest.num_choices
+        first_token = TensorSpan("first_token", "I64", (choices,), at, at + 8 * choices)
+        first_finished = TensorSpan(
+            "first_finished", "U8", (choices,), first_token.end, first_token.end + choices
+        )
+        self.num_digests = sum(len(parts) for parts in self.chunks) + 3
+        digests_end = first_finished.end + 8 * self.num_digests
+        digests = TensorSpan("digests", "U64", (self.num_digests,), first_finished.end, digests_end)
+        self.trailer = (first_token, first_finished, digests)
+        self.trailer_bytes = digests.end - at
+        self.data_bytes = digests.end
+
+    @property
+    def total_bytes(self) -> int:
+        """Length of the whole file."""
+        return len(self.header) + self.data_bytes
+
+    def spans(self) -> Iterator[TensorSpan]:
+        """Every tensor in file order."""
+        for parts in self.chunks:
+            for part in parts:
+                yield part.span
+        yield from self.trailer
+
+    @cached_property
+    def header(self) -> bytes:
+        """Everything before the data section. A reader accepts any other JSON that says the same."""
+        fields: dict[str, object] = {METADATA: self.manifest.to_metadata()}
+        fields.update((span.name, span.entry()) for span in self.spans())
+        content = orjson.dumps(fields)
+        padding = -(LENGTH.size + len(content)) % _ALIGNMENT_BYTES
+        return LENGTH.pack(len(content) + padding) + content + b" " * padding
+
+    def check_entries(self, entries: Mapping[str, object]) -> None:
+        """Raise ManifestMismatch, naming the tensor, unless a header lists exactly these tensors."""
+        left = dict(entries)
+        for span in self.spans():
+            if left.pop(span.name, None) != span.entry():
+                raise ManifestMismatch(
+                    f"tensor {span.name} is missing, or its dtype, shape or place is wrong"
+                )
+        if left:
+            raise ManifestMismatch("the header lists a tensor that the manifest does not imply")
+
+
+def json_length(prefix: bytes | bytearray, max_header_bytes: int) -> int:
+    """Length of the JSON part, from the file's first 8 bytes; bounded before anything of that size exists.
+
+    Raises InvalidRequest.
+    """
+    (length,) = LENGTH.unpack(prefix)
+    if not _MIN_JSON_BYTES <= length <= max_header_bytes - LENGTH.size:
+        raise InvalidRequest(
+            f"the header's length is not between {_MIN_JSON_BYTES} and {max_header_bytes} bytes"
+        )
+    return int(length)
+
+
+def parse_header(content: bytes | bytearray) -> tuple[Manifest, dict[str, object]]:
+    """Manifest and tensor entries of a header's JSON part. A name that occurs twice is refused.
+
+    Raises InvalidRequest for what is no safetensors header, ManifestMismatch for what is not ours.
+    """
+    try:
+        fields = json.loads(content.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidRequest("the blob's header is not valid JSON") from exc
+    if not isinstance(fields, dict):
+        raise InvalidRequest("the blob's header is not a JSON object")
+    metadata = fields.pop(METADATA, None)
+    if not isinstance(metadata, dict):
+        raise ManifestMismatch("the blob has no manifest")
+    return Manifest.from_metadata(metadata), fields
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ManifestMismatch("the header names something twice")
+    return fields
