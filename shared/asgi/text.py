@@ -1,0 +1,32 @@
+"""Making text from outside safe to put into a header, a log line or an error message."""
+
+from __future__ import annotations
+
+import re
+
+MAX_ID_CHARS = 128
+_NOT_VISIBLE = re.compile(r"[^\x21-\x7e]+")
+_NOT_HEADER = re.compile(r"[^\x20-\x7e]+")
+_INTERNAL_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def visible_ascii(text: str, *, limit: int = MAX_ID_CHARS) -> str:
+    """`text` without spaces, control characters and non-ASCII, at most `limit` characters; may be empty."""
+    return _NOT_VISIBLE.sub("", text[: limit * 4])[:limit]
+
+
+def header_value(text: str, *, limit: int = 1024) -> str:
+    """`text` as one legal header value: only printable ASCII is kept, so nothing can split it."""
+    return _NOT_HEADER.sub("", text)[:limit].strip()
+
+
+def clipped(text: str, limit: int) -> str:
+    """`text` that is valid UTF-8 and at most `limit` characters, with an ellipsis where it was cut."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def is_internal_id(text: str) -> bool:
+    """Whether `text` may be a request id between our own processes (the pattern of shared.wire.Work)."""
+    return _INTERNAL_ID.fullmatch(text) is not None
