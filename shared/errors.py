@@ -34,9 +34,7 @@ class ServingError(Exception):
     http_status = 500
     retryable = False
 
-    def __init__(
-        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param

@@ -6,9 +6,10 @@ A value that does not parse, or a HANDOFF_ name that no process knows, stops the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from pathlib import Path
+from typing import Literal, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "HANDOFF_"
@@ -22,6 +23,36 @@ class ProcessSettings(BaseSettings):
     """Frozen settings of one process. Subclasses give every field a unit, bounds and a description."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+
+class CommonSettings(ProcessSettings):
+    """What every process has: the checkpoint, where to listen, the shared secret, logs, draining."""
+
+    model: str = Field(
+        "auto", min_length=1, description="Checkpoint: a folder, a hub id, a .gguf file, or auto."
+    )
+    cache_dir: Path | None = Field(
+        None,
+        description="Where downloaded and prepared checkpoints are kept; empty: the user's cache folder.",
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
+    secret: SecretStr | None = Field(
+        None,
+        description="Shared by all processes: the bearer key of every worker route, and signs KV tickets.",
+    )
+    secret_file: Path | None = Field(
+        None, description="File that holds the secret; made with a random one if it does not exist."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level that is logged."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto is console on a terminal, else JSON."
+    )
+    drain_timeout_s: float = Field(
+        30.0, ge=0, le=3600, description="Seconds that running requests get after SIGTERM."
+    )
 
 
 S = TypeVar("S", bound=ProcessSettings)

@@ -67,7 +67,7 @@ class Work(Wire):
     timeout_s: what is left of the request's deadline when this was sent.
     """
 
-    protocol: Literal[1] = PROTOCOL_VERSION
+    protocol: Literal[1] = 1
     request_id: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
     token_ids: list[TokenId] = Field(min_length=1)
     num_prompt_tokens: int = Field(ge=1)

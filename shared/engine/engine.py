@@ -1,0 +1,226 @@
+"""The engine: one thread that owns pool, scheduler and runner, and turns messages into events.
+
+In: submit, received (KV has arrived), stop_choices, cancel, release. All of them return at once.
+Out: each group's `deliver`, called on the engine thread.
+Not its business: HTTP, text, the wire of the hand-off.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from shared.engine.attention import StepAbandoned
+from shared.engine.blocks import BlockPool, PoolCounts
+from shared.engine.output import OutputStep
+from shared.engine.runner import StepRunner
+from shared.engine.scheduler import Limits, Scheduler, Step
+from shared.engine.sequence import Group, State
+from shared.errors import EngineFault, Overloaded, ServingError
+
+log = structlog.get_logger()
+
+
+@dataclass
+class EngineCounts:
+    """Counters since the start; written by the engine thread, read by metrics."""
+
+    prompt_tokens_computed: int = 0
+    prompt_tokens_cached: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    faults: int = 0
+
+
+class Engine:
+    """See the module. `clock` is monotonic seconds; deadlines of groups are on it."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        limits: Limits,
+        runner: StepRunner,
+        eos_token_ids: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = Scheduler(pool, limits)
+        self._runner = runner
+        self._output = OutputStep(self._scheduler, frozenset(eos_token_ids), clock)
+        self._clock = clock
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._groups: dict[str, Group] = {}
+        self._stopping = False
+        self._broken: str | None = None
+        self._step_started_at: float | None = None
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self.counts = EngineCounts()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Fail what is left and stop the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    # -- messages, from any thread
+
+    def submit(self, group: Group) -> None:
+        """Queue a request. Refusals are delivered as Failed; `release` must follow in every case."""
+        self._post(lambda: self._submit(group))
+
+    def received(self, group: Group, first_tokens: dict[int, int]) -> None:
+        """KV of the prompt is verified and in the pool; go on from these first tokens (choice -> id)."""
+        at = self._clock()
+        self._post(lambda: self._received(group, first_tokens, at))
+
+    def stop_choices(self, group: Group, choices: Sequence[int]) -> None:
+        """These choices need no more tokens."""
+        self._post(lambda: self._output.stop_choices(group, choices))
+
+    def cancel(self, group: Group) -> None:
+        """Stop computing for a request: after this step, between two layers if it is alone in it."""
+        group.cancelled = True
+        self._post(lambda: self._scheduler.end(group))
+
+    def release(self, group: Group) -> None:
+        """Cancel, and give back every block: nobody reads or writes them any more."""
+        group.cancelled = True
+        self._post(lambda: self._release(group))
+
+    # -- state, from any thread
+
+    @property
+    def pool_counts(self) -> PoolCounts:
+        return self._scheduler.pool.counts()
+
+    @property
+    def num_groups(self) -> int:
+        """Requests submitted and not yet released."""
+        return len(self._groups)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._scheduler.waiting)
+
+    def problem(self, step_limit_s: float) -> str | None:
+        """Why this engine cannot serve, or None. A step longer than `step_limit_s` counts as hung."""
+        if self._broken is not None:
+            return self._broken
+        if not self._thread.is_alive():
+            return "the engine thread is not running"
+        started = self._step_started_at
+        if started is not None and self._clock() - started > step_limit_s:
+            return "the engine is stuck in a step"
+        return None
+
+    # -- the engine thread
+
+    def _post(self, message: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(message)
+            self._wake.notify()
+
+    def _loop(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._turn()
+        except BaseException as exc:
+            self._broken = "the engine thread died"
+            log.exception("engine_died")
+            if not isinstance(exc, Exception):
+                raise
+        finally:
+            for group in list(self._groups.values()):
+                self._scheduler.fail(group, EngineFault("the engine stopped"))
+
+    def _wait_for_work(self) -> bool:
+        """Block until there is a message, a step to run or a deadline. False: stop."""
+        with self._wake:
+            while not self._stopping and not self._inbox and self._scheduler.is_idle():
+                deadline = self._scheduler.next_deadline()
+                wait_s = None if deadline is None else max(0.0, deadline - self._clock())
+                if not self._wake.wait(wait_s):
+                    break
+            return not self._stopping
+
+    def _turn(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+        self._scheduler.expire(self._clock())
+        self._scheduler.admit()
+        step = self._scheduler.schedule()
+        if not step:
+            return
+        self._step_started_at = self._clock()
+        try:
+            self._run(step, self._step_started_at)
+        finally:
+            self._step_started_at = None
+
+    def _run(self, step: Step, now: float) -> None:
+        for chunk in step.chunks:
+            if chunk.group.prompt_started_at is None:
+                chunk.group.prompt_started_at = now
+                self.counts.prompt_tokens_cached += chunk.start
+        for seq in step.decodes:
+            if seq.group.decode_started_at is None:
+                seq.group.decode_started_at = now
+        try:
+            logits_BV = self._runner.run(step)
+        except StepAbandoned:
+            for group in step.groups:
+                self._scheduler.end(group)
+            return
+        except (torch.OutOfMemoryError, MemoryError):
+            self._fault(step, Overloaded("the worker ran out of memory for this request", retry_after_s=1.0))
+            return
+        except Exception:  # noqa: BLE001 - whatever it is, these requests end and the process says so
+            self._broken = "a step of the engine failed"
+            self._fault(step, EngineFault("the engine failed while serving this request"))
+            return
+        self.counts.steps += 1
+        self.counts.prompt_tokens_computed += sum(c.end - c.start for c in step.chunks)
+        self.counts.output_tokens += self._output.apply(step, logits_BV)
+
+    def _fault(self, step: Step, error: ServingError) -> None:
+        log.error("step_failed", exc_info=True, num_decodes=len(step.decodes), num_chunks=len(step.chunks))
+        self.counts.faults += 1
+        for group in step.groups:
+            self._scheduler.fail(group, error)
+
+    def _submit(self, group: Group) -> None:
+        group.submitted_at = self._clock()
+        if group.id in self._groups:
+            self._scheduler.fail(group, EngineFault("a request of this id is already here"))
+            return
+        self._groups[group.id] = group
+        try:
+            self._scheduler.check(group)
+        except ServingError as exc:
+            self._scheduler.fail(group, exc)
+        else:
+            if not group.cancelled:
+                self._scheduler.add(group)
+
+    def _received(self, group: Group, first_tokens: dict[int, int], at: float) -> None:
+        if group.state is State.ENDED:
+            return
+        group.ready_at = at
+        self._scheduler.received(group)
+        self._scheduler.fork(group, first_tokens)
+
+    def _release(self, group: Group) -> None:
+        self._scheduler.release(group)
+        if self._groups.get(group.id) is group:
+            del self._groups[group.id]

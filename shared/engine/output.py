@@ -1,0 +1,137 @@
+"""What happens after a forward pass: sample, find ends, deliver. Runs on the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from shared.engine.sampler import sample
+from shared.engine.scheduler import Chunk, Scheduler, Step
+from shared.engine.sequence import Group, Mode, State
+from shared.errors import ServingError
+from shared.wire import Finish, FinishReason, First, TokenOut
+
+
+class OutputStep:
+    """Applies the logits of a step to its groups."""
+
+    def __init__(self, scheduler: Scheduler, eos: frozenset[int], clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._eos = eos
+        self._clock = clock
+
+    def apply(self, step: Step, logits_BV: Tensor) -> int:
+        """Sample every row and deliver the tokens. Returns how many tokens were made.
+
+        Row order is the runner's: decodes, then the chunks that complete their prompt.
+        A request whose sampling fails is ended alone.
+        """
+        made: dict[int, tuple[Group, list[TokenOut]]] = {}
+        for row, seq in enumerate(step.decodes):
+            group = seq.group
+            if group.state is State.ENDED:
+                continue
+            self._scheduler.decoded(seq)
+            try:
+                out = self._next_token(group, logits_BV[row], seq.choice, seq.outputs)
+            except ServingError as exc:
+                self._scheduler.fail(group, exc)
+                continue
+            seq.outputs.append(out.token_id)
+            seq.finish_reason = out.finish_reason
+            made.setdefault(id(group), (group, []))[1].append(out)
+        row = len(step.decodes)
+        num_first = 0
+        for chunk in step.chunks:
+            logits_V = logits_BV[row] if chunk.is_last else None
+            row += chunk.is_last
+            if chunk.group.state is not State.ENDED:
+                num_first += self._prompt_ran(chunk, logits_V)
+        for group, tokens in made.values():
+            if group.state is not State.ENDED:
+                group.num_output_tokens += len(tokens)
+                group.deliver(tokens)
+                self._retire(group)
+        return num_first + sum(len(tokens) for _, tokens in made.values())
+
+    def stop_choices(self, group: Group, choices: Sequence[int]) -> None:
+        """End these choices without a token."""
+        if group.state is not State.RUNNING:
+            return
+        for seq in group.running():
+            if seq.choice in choices:
+                seq.finish_reason = "stop"
+        self._retire(group)
+
+    def _prompt_ran(self, chunk: Chunk, logits_V: Tensor | None) -> int:
+        group = chunk.group
+        self._scheduler.prompt_computed(chunk)
+        if logits_V is None:
+            return 0
+        try:
+            tokens = [self._next_token(group, logits_V, c, group.earlier_outputs) for c in group.choices]
+        except ServingError as exc:
+            self._scheduler.fail(group, exc)
+            return 0
+        group.ready_at = self._clock()
+        started = group.prompt_started_at if group.prompt_started_at is not None else group.ready_at
+        group.num_output_tokens += len(tokens)
+        if group.mode is Mode.PREFILL:
+            group.state = State.HELD
+        first = First(
+            tokens=tokens,
+            cached_tokens=group.num_cached,
+            computed_tokens=len(group.token_ids) - group.num_cached,
+            queue_s=started - group.submitted_at,
+            prefill_s=group.ready_at - started,
+        )
+        group.deliver(first)
+        if group.mode is Mode.LOCAL:
+            going_on = {t.choice: t.token_id for t in tokens if t.finish_reason is None}
+            self._scheduler.fork(group, going_on)
+            self._retire(group)
+        return len(tokens)
+
+    def _next_token(self, group: Group, logits_V: Tensor, choice: int, outputs: Sequence[int]) -> TokenOut:
+        sampling = group.sampling
+        ends = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            ends |= self._eos
+        is_early = len(outputs) < sampling.min_tokens
+        token, logprobs = sample(
+            logits_V,
+            sampling,
+            choice=choice,
+            prompt=group.token_ids[: group.num_prompt_tokens],
+            outputs=outputs,
+            banned=sorted(ends) if is_early else (),
+        )
+        reason: FinishReason | None = None
+        if token in ends:
+            reason = "stop"
+        elif len(outputs) + 1 >= sampling.max_tokens:
+            reason = "length"
+        return TokenOut(choice=choice, token_id=token, logprobs=logprobs, finish_reason=reason)
+
+    def _retire(self, group: Group) -> None:
+        """Free finished sequences; the last one ends the group."""
+        for seq in [s for s in group.sequences if s.finish_reason is not None]:
+            self._scheduler.finish_sequence(seq)
+            group.sequences.remove(seq)
+        if group.sequences:
+            return
+        now = self._clock()
+        started = group.decode_started_at if group.decode_started_at is not None else now
+        self._scheduler.end(group)
+        group.deliver(
+            Finish(
+                kv_bytes_received=0,
+                prompt_tokens_computed=(
+                    len(group.token_ids) - group.num_cached if group.mode is Mode.LOCAL else 0
+                ),
+                output_tokens=group.num_output_tokens,
+                decode_queue_s=started - group.ready_at,
+                decode_s=now - started,
+            )
+        )

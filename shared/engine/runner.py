@@ -1,0 +1,91 @@
+"""Runs one step through transformers' model: packed tokens in, logits of the rows that need them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from shared.engine.attention import ATTENTION_NAME, Span, StepLayout, block_attention
+from shared.engine.kv_cache import BlockRun, KVCache
+from shared.engine.scheduler import Step
+
+
+class StepRunner(Protocol):
+    """What the engine needs of a model. `close` may free it."""
+
+    def run(self, step: Step) -> Tensor: ...
+
+
+class Runner:
+    """The model, its cache, and the packing of a step.
+
+    Row order: first every decode, then the chunks, each in the step's order.
+    """
+
+    def __init__(self, model: PreTrainedModel, cache: KVCache) -> None:
+        AttentionInterface.register(ATTENTION_NAME, block_attention)
+        model.set_attn_implementation(ATTENTION_NAME)
+        self._model = model
+        self._cache = cache
+        self._device = cache.device
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> Tensor:
+        """Logits (B, V) float32: one row per decode, then one per chunk that completes its prompt.
+
+        Raises StepAbandoned when every request of the step was cancelled.
+        """
+        self._cache.copy_blocks(step.copies)
+        packed = _Packed(self._cache.shape.block_size, self._device)
+        for seq in step.decodes:
+            position = seq.num_computed
+            packed.add([seq.token_at(position)], position, seq.table, wants_logits=True)
+        for chunk in step.chunks:
+            tokens = chunk.group.token_ids[chunk.start : chunk.end]
+            packed.add(tokens, chunk.start, chunk.group.blocks, wants_logits=chunk.is_last)
+        keep = packed.logit_rows or [0]
+        output = self._model(
+            input_ids=self._row(packed.tokens),
+            position_ids=self._row(packed.positions),
+            use_cache=False,
+            logits_to_keep=torch.tensor(keep, device=self._device),
+            step=packed.layout(self._cache, lambda: step.is_abandoned),
+        )
+        logits: Tensor = output.logits[0]
+        return logits[: len(packed.logit_rows)].float()
+
+    def _row(self, values: list[int]) -> Tensor:
+        return torch.tensor([values], device=self._device)
+
+
+class _Packed:
+    """Builds the flat lists of one step."""
+
+    def __init__(self, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._device = device
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.logit_rows: list[int] = []
+        self._slots: list[int] = []
+        self._spans: list[Span] = []
+
+    def add(self, tokens: list[int], start: int, table: list[int], *, wants_logits: bool) -> None:
+        """Positions [start, start + len(tokens)) of one sequence whose blocks are `table`."""
+        size, num, end = self._block_size, len(tokens), start + len(tokens)
+        row = len(self.tokens)
+        self.tokens += tokens
+        self.positions += range(start, end)
+        self._slots += (table[p // size] * size + p % size for p in range(start, end))
+        blocks = BlockRun(table[: -(-end // size)], self._device)
+        self._spans.append(Span(row, num, start, blocks, StepLayout.mask(start, num, self._device)))
+        if wants_logits:
+            self.logit_rows.append(row + num - 1)
+
+    def layout(self, cache: KVCache, is_abandoned: Callable[[], bool]) -> StepLayout:
+        """The finished layout."""
+        return StepLayout(cache, torch.tensor(self._slots, device=self._device), self._spans, is_abandoned)
