@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import h11
 
@@ -74,19 +75,19 @@ def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def json_response(status: int, body: bytes, reason: str) -> bytes:
+def json_response(status: int, body: bytes) -> bytes:
     """A whole response that ends the connection."""
     head = (
-        f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode("ascii") + body
 
 
 def read_response(stream: Stream, deadline: float) -> tuple[int, bytes]:
-    """Status and whole body of the answer to a request whose head was sent. Raises BackendError, TimeoutError, OSError.
+    """Status and whole body of the answer to a request whose head was sent; a cut answer is no answer.
 
-    An answer that is cut before its end is no answer.
+    Raises BackendError, TimeoutError, OSError.
     """
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="PUT", target="/", headers=[("Host", "-"), ("Content-Length", "1")]))

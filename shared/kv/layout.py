@@ -17,7 +17,7 @@ from functools import cached_property
 import orjson
 
 from shared.errors import InvalidRequest, ManifestMismatch
-from shared.kv.manifest import Manifest
+from shared.kv.manifest import MAX_CHUNKS, Expected, Manifest
 from shared.kv.shape import KINDS, Kind
 
 LENGTH = struct.Struct("<Q")
@@ -120,6 +120,14 @@ class BlobLayout:
                 )
         if left:
             raise ManifestMismatch("the header lists a tensor that the manifest does not imply")
+
+
+def total_bytes_bounds(expected: Expected, max_header_bytes: int) -> tuple[int, int]:
+    """Least and greatest length that a blob for this reservation can have, whatever chunks it is cut into."""
+    kv_bytes = (expected.num_tokens - expected.from_token) * expected.shape.bytes_per_token
+    least = kv_bytes + 9 * expected.num_choices + LENGTH.size * 3 + _ALIGNMENT_BYTES
+    most_digests = MAX_CHUNKS * expected.shape.num_layers * len(KINDS)
+    return least, least + most_digests * 8 + max_header_bytes
 
 
 def json_length(prefix: bytes | bytearray, max_header_bytes: int) -> int:

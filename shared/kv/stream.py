@@ -1,7 +1,7 @@
 """A TCP connection whose blocking calls end on a deadline or when another thread says so.
 
-The socket is non-blocking; a call that cannot go on waits in poll() for the socket and for a wake-up pair. So a wait
-costs no CPU, and `interrupt` works in every state: connecting, sending, receiving.
+The socket is non-blocking; a call that cannot go on waits in poll() for the socket and for a wake-up pair. So a
+wait costs no CPU, and `interrupt` works in every state: connecting, sending, receiving.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class Interrupted(Exception):
-    """`interrupt` was called; the stream must only be closed, or told good-bye with `resume`."""
+    """`interrupt` was called: nothing is left to do but to close, perhaps after `ignore_interrupts`."""
 
 
 class ReadableWhileSending(Exception):
@@ -31,7 +31,7 @@ class ReadableWhileSending(Exception):
 
 
 class Stream:
-    """Owned by one thread; only `interrupt` may be called by others, up to `close` and after it.
+    """Owned by one thread; others may call `interrupt` alone, and even after `close`.
 
     Deadlines are of time.monotonic(). Raises TimeoutError, Interrupted, and OSError for a broken connection.
     """
@@ -45,20 +45,25 @@ class Stream:
         self._poll.register(self._wake_read, select.POLLIN)
         self._poll.register(sock, 0)
         self._interrupted = False
-        self._open = (
-            threading.Lock()
-        )  # held to write to, or to close, the wake-up pair: a closed fd is soon reused
+        self._deaf = False
+        # Held to write to, and to close, the wake-up pair: a closed descriptor is soon somebody else's.
+        self._waking = threading.Lock()
 
     def interrupt(self) -> None:
         """End whatever the owner waits for, now and in future calls. Does not block; may come late or twice."""
         self._interrupted = True
-        with self._open, contextlib.suppress(OSError):
+        with self._waking, contextlib.suppress(OSError):
             self._wake_write.send(b"\0")
 
-    def resume(self) -> None:
-        """After an interrupt: let the owner answer and drain all the same."""
-        self._interrupted = False
+    def ignore_interrupts(self) -> None:
+        """From now on `interrupt` means nothing: let the owner say its last word within a deadline."""
+        self._deaf = True
         self._poll.unregister(self._wake_read)
+
+    def check_interrupted(self) -> None:
+        """Raise Interrupted if `interrupt` was called."""
+        if self._interrupted and not self._deaf:
+            raise Interrupted
 
     def connect(self, address: tuple[object, ...], deadline: float) -> None:
         """Connect the socket. Raises what connect(2) would have reported."""
@@ -76,7 +81,7 @@ class Stream:
         """
         left = deque(memoryview(buffer) for buffer in buffers if len(buffer))
         while left:
-            self._check()
+            self.check_interrupted()
             try:
                 sent = self._sock.sendmsg(list(left)[:IOV_MAX])
             except BlockingIOError:
@@ -92,7 +97,7 @@ class Stream:
     def recv_into(self, buffers: Sequence[memoryview | bytearray], deadline: float) -> int:
         """Read what is there, at least one byte, into the buffers in order; 0 at the end of the stream."""
         while True:
-            self._check()
+            self.check_interrupted()
             try:
                 return self._sock.recvmsg_into(buffers)[0]
             except BlockingIOError:
@@ -121,20 +126,16 @@ class Stream:
     def close(self) -> None:
         """Give the descriptors back."""
         self._sock.close()
-        with self._open:
+        with self._waking:
             self._wake_read.close()
             self._wake_write.close()
-
-    def _check(self) -> None:
-        if self._interrupted:
-            raise Interrupted
 
     def _wait(self, events: int, deadline: float) -> int:
         """Block until one of `events` (or an error) is on the socket; returns what is."""
         self._poll.modify(self._sock, events)
         timeout_s = deadline - time.monotonic()
         ready = dict(self._poll.poll(timeout_s * 1000)) if timeout_s > 0 else {}
-        self._check()
+        self.check_interrupted()
         if self._sock.fileno() not in ready:
             raise TimeoutError("the peer did not keep up")
         return ready[self._sock.fileno()]

@@ -38,7 +38,7 @@ _PASSED_ON = (HandoffError, Overloaded, Unauthorized)
 
 @dataclass(frozen=True, slots=True)
 class SendTimeouts:
-    """connect_s: to a listening peer; io_s: for the peer to take half a megabyte, and for its answer at the end.
+    """connect_s: to a listening peer. io_s: for the peer to take half a megabyte; for its answer at the end.
 
     compute_s: for prefill to bring the next chunk or the first token.
     """
@@ -74,11 +74,11 @@ def send_blob(
 ) -> SendStats:
     """Send KV and first tokens to the URL of a verified ticket; returns when decode has injected them.
 
-    Connects at once, so call it when prefill of the request starts: the peer keeps a thread for it from then on.
-    Raises Unauthorized, HandoffError (409, 410, 422), Overloaded as the peer says; BackendError, BackendTimeout;
-    TransferCancelled after `progress.cancel`, whatever it was doing.
+    Connects at once, so call it when prefill of the request starts: from then on the peer keeps a thread for it.
+    Raises Unauthorized; HandoffError (409, 410, 422) or Overloaded when the peer says so; BackendError;
+    BackendTimeout; TransferCancelled soon after `progress.cancel`, whatever it was doing.
     """
-    url = urlsplit(ticket_of(handoff, secret).kv_url)
+    url = _split(ticket_of(handoff, secret).kv_url)
     layout = BlobLayout(manifest)
     encoder = BlobEncoder(layout, source)
     head = request_head(
@@ -149,16 +149,26 @@ def _foreign_errors(progress: Progress) -> Iterator[None]:
         progress.check_cancelled()
         raise
     except TimeoutError as exc:
+        progress.check_cancelled()
         raise BackendTimeout("the decode worker did not take the KV in its time") from exc
     except OSError as exc:
+        progress.check_cancelled()
         raise BackendError("the connection to the decode worker broke") from exc
+
+
+def _split(kv_url: str) -> SplitResult:
+    try:
+        url = urlsplit(kv_url)
+        if url.scheme == "http" and url.hostname and url.port:
+            return url
+    except ValueError as exc:
+        raise BackendError("the KV URL cannot be read") from exc
+    raise BackendError("the KV URL is not http with a host and a port")
 
 
 @contextlib.contextmanager
 def _connected(url: SplitResult, progress: Progress, timeouts: SendTimeouts) -> Iterator[Stream]:
     """A stream to the first address of the URL's host that answers; `progress.cancel` interrupts it."""
-    if url.scheme != "http" or not url.hostname or not url.port:
-        raise BackendError("the KV URL is not http with a host and a port")
     deadline = time.monotonic() + timeouts.connect_s
     refused: OSError | None = None
     for family, kind, protocol, _, address in socket.getaddrinfo(

@@ -21,6 +21,7 @@ from shared.errors import ReservationGone, Unauthorized
 from shared.wire import Handoff
 
 TICKET_HEADER = "X-Handoff-Ticket"
+KV_PATH = "/v1/kv/"
 MAX_TICKET_CHARS = 2048
 
 _DOMAIN = b"handoff kv ticket 1\0"
@@ -68,6 +69,11 @@ class Ticket:
             raise ReservationGone("the reservation is from before a restart")
         if now >= self.expires_at:
             raise ReservationGone("the reservation has expired")
+
+
+def kv_url(host: str, port: int, handoff_id: str) -> str:
+    """Where the KV of one hand-off goes. host: as other workers reach it."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}{KV_PATH}{handoff_id}"
 
 
 def ticket_of(handoff: Handoff, secret: bytes) -> Ticket:

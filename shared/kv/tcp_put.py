@@ -1,0 +1,214 @@
+"""One PUT of KV on one connection: head, checks, body straight into the pool, answer.
+
+Nothing of a body is read before its ticket is verified and its reservation claimed; nothing is written to the pool
+but while the claim is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import orjson
+
+from shared.errors import (
+    InvalidRequest,
+    ManifestMismatch,
+    ReservationGone,
+    ServingError,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
+from shared.kv.book import Claim, ReceiveBook, Received
+from shared.kv.decoder import BlobDecoder
+from shared.kv.http_head import CONTINUE, RequestHead, json_response, read_head
+from shared.kv.layout import total_bytes_bounds
+from shared.kv.limits import Pace, ReceiveLimits
+from shared.kv.stream import Interrupted, ReadableWhileSending, Stream
+from shared.kv.ticket import KV_PATH, TICKET_HEADER, Ticket
+from shared.wire import ErrorBody
+
+_PATH = re.compile(re.escape(KV_PATH) + r"([A-Za-z0-9._-]{1,128})")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class PutReport:
+    """How one PUT ended, for logs and metrics.
+
+    status: as answered; 0 if the peer was gone. received: what was committed, else error says why not; an error
+    outside ServingError with status 500 is a bug of ours.
+    """
+
+    status: int
+    handoff_id: str | None
+    request_id: str | None
+    received: Received | None
+    error: Exception | None
+    duration_s: float
+
+
+class _NotAPut(Exception):
+    """A request that is no PUT of KV in form or in time."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def serve_put(stream: Stream, book: ReceiveBook, secret: bytes, limits: ReceiveLimits) -> PutReport:
+    """Receive, answer, drain. Does not close the stream. Never raises for what a peer or a claim did.
+
+    An interrupt from outside (the listener closes) is answered 503.
+    """
+    began = time.monotonic()
+    put = _Put(stream, book, secret, limits)
+    error: Exception | None = None
+    try:
+        put.receive()
+    except Exception as exc:  # noqa: BLE001 - answered as 500 and reported, whatever it is
+        error = exc
+    status, body = _answer(put.received, error)
+    if status:
+        say_last_word(stream, status, body, limits)
+    return PutReport(status, put.handoff_id, put.request_id, put.received, error, time.monotonic() - began)
+
+
+def say_last_word(stream: Stream, status: int, body: bytes, limits: ReceiveLimits) -> None:
+    """Answer, and read on for a little while if this is a refusal, so that the answer is not lost to a reset."""
+    deadline = time.monotonic() + limits.answer_s
+    stream.ignore_interrupts()
+    with contextlib.suppress(OSError, ReadableWhileSending):
+        stream.send_all([json_response(status, body)], deadline)
+        stream.end_sending()
+        if status != HTTPStatus.OK:
+            stream.drain(limits.drain_bytes, deadline)
+
+
+def error_body(error: ServingError) -> bytes:
+    """A ServingError as it travels."""
+    return ErrorBody(
+        code=error.code, message=error.message, param=error.param, retry_after_s=error.retry_after_s
+    ).to_json()
+
+
+def _answer(received: Received | None, error: Exception | None) -> tuple[int, bytes]:
+    """Status and JSON for an ending; status 0 when nobody is there to read it."""
+    match error:
+        case None:
+            assert received is not None
+            return 200, orjson.dumps({"kv_bytes": received.kv_bytes, "wire_bytes": received.wire_bytes})
+        case ServingError():
+            return error.http_status, error_body(error)
+        case _NotAPut():
+            return error.status, ErrorBody(code=InvalidRequest.code, message=str(error)).to_json()
+        case Interrupted():
+            return Unavailable.http_status, error_body(Unavailable("this worker is stopping"))
+        case ConnectionError():
+            return 0, b""
+        case _:
+            return 500, error_body(ServingError("the decode worker failed"))
+
+
+@contextlib.contextmanager
+def _in_time() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as exc:
+        raise _NotAPut(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from exc
+
+
+class _Put:
+    """What is known of one PUT so far."""
+
+    def __init__(self, stream: Stream, book: ReceiveBook, secret: bytes, limits: ReceiveLimits) -> None:
+        self.handoff_id: str | None = None
+        self.request_id: str | None = None
+        self.received: Received | None = None
+        self._stream = stream
+        self._book = book
+        self._secret = secret
+        self._limits = limits
+        self._aborted = False
+
+    def receive(self) -> None:
+        """From the first byte to the commit."""
+        with _in_time():
+            deadline = time.monotonic() + self._limits.head_s
+            head, early = read_head(self._stream, self._limits.max_head_bytes, deadline)
+        length = self._check_head(head)
+        claim = self._book.claim(self._check_ticket(head))
+        try:
+            self._fill(claim, head, length, early)
+        finally:
+            claim.release()
+
+    def _check_head(self, head: RequestHead) -> int:
+        """The body's length, if this is a PUT of KV."""
+        request_id = head.headers.get("x-request-id", "")
+        self.request_id = request_id if _REQUEST_ID.fullmatch(request_id) else None
+        match = _PATH.fullmatch(head.target)
+        if match is None:
+            raise _NotAPut(HTTPStatus.NOT_FOUND, "there is nothing at this path")
+        if head.method != "PUT":
+            raise _NotAPut(HTTPStatus.METHOD_NOT_ALLOWED, "only PUT is allowed here")
+        if "transfer-encoding" in head.headers or "content-length" not in head.headers:
+            raise _NotAPut(HTTPStatus.LENGTH_REQUIRED, "the body needs a Content-Length and no other framing")
+        self.handoff_id = match[1]
+        return int(head.headers["content-length"])
+
+    def _check_ticket(self, head: RequestHead) -> Ticket:
+        ticket = Ticket.verify(head.headers.get(TICKET_HEADER.lower(), ""), self._secret)
+        if ticket.handoff_id != self.handoff_id:
+            raise Unauthorized("the KV ticket is for another hand-off")
+        return ticket
+
+    def _fill(self, claim: Claim, head: RequestHead, length: int, early: bytes) -> None:
+        """Everything that happens while the claim is held."""
+        least, most = total_bytes_bounds(claim.expected, self._limits.max_header_bytes)
+        if length > most:
+            raise TooLarge(f"the KV of this reservation is at most {most} bytes long")
+        if length < least:
+            raise ManifestMismatch(f"the KV of this reservation is at least {least} bytes long")
+        if len(early) > length:
+            raise InvalidRequest("more came than Content-Length says")
+        claim.attach(self._abort)
+        try:
+            with _in_time():
+                if head.expects_continue and not early:
+                    self._stream.send_all([CONTINUE], time.monotonic() + self._limits.answer_s)
+                received = self._read_body(claim, length, early)
+        except Interrupted as exc:
+            if self._aborted:
+                raise ReservationGone("the reservation was cancelled while its KV arrived") from exc
+            raise
+        claim.commit(received)
+        self.received = received
+
+    def _read_body(self, claim: Claim, length: int, early: bytes) -> Received:
+        decoder = BlobDecoder(
+            claim.expected, claim.sink, total_bytes=length, max_header_bytes=self._limits.max_header_bytes
+        )
+        pace = Pace(self._limits)
+        while (buffer := decoder.next_buffer()) is not None and early:
+            num_bytes = min(len(buffer), len(early))
+            self._stream.check_interrupted()
+            buffer[:num_bytes] = early[:num_bytes]
+            early = early[num_bytes:]
+            decoder.advance(num_bytes)
+        while buffers := decoder.next_buffers():
+            num_bytes = self._stream.recv_into(buffers, pace.deadline(decoder.section))
+            if num_bytes == 0:
+                break
+            decoder.advance(num_bytes)
+        return decoder.result()
+
+    def _abort(self) -> None:
+        """For the claim's owner, from any thread: write nothing more."""
+        self._aborted = True
+        self._stream.interrupt()
