@@ -72,9 +72,8 @@ class OwnedStream(Response):
 
     def __init__(self, owner: StreamOwner, fmt: StreamFormat) -> None:
         self.background = None
-        self.body = b""
         self.status_code = 200
-        self.init_headers(fmt.headers)
+        self.init_headers(fmt.headers)  # NOTE: with no `body` set it adds no content-length
         self._owner = owner
         self._format = fmt
 
