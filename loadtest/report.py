@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from loadtest.metrics import Distribution, Summary
@@ -50,7 +51,7 @@ def two_columns(title: str, left: str, right: str) -> Table:
 def _overview(summary: Summary, facts: Mapping[str, object]) -> Table:
     table = two_columns("Load test", "what", "value")
     for name, value in facts.items():
-        table.add_row(name, str(value))
+        table.add_row(escape(name), escape(str(value)))
     table.add_section()
     table.add_row("requests", f"{summary.num_requests} sent, {summary.num_succeeded} succeeded")
     table.add_row("duration (s)", f"{summary.duration_s:.2f}")
@@ -95,5 +96,5 @@ def _stages(stages_ms: Mapping[str, float]) -> Table:
 def _failures(failures: Mapping[str, int]) -> Table:
     table = two_columns("Failures", "kind", "requests")
     for kind, count in failures.items():
-        table.add_row(kind, str(count))
+        table.add_row(escape(kind), str(count))
     return table

@@ -70,7 +70,8 @@ def whole_stream(
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": num_tokens}
     parts.append(event({"choices": [], "usage": usage}))
     times = dict(STAGES_MS if stages_ms is None else stages_ms)
-    told = {**times, "total": sum(times.values()) + 1.0, "kv_bytes": 4096}
+    stages_ms = {**times, "total": sum(times.values()) + 1.0}
+    told = {"stages_ms": stages_ms, "topology": "pd", "transport": "tcp", "kv_bytes": 4096, "retries": 0}
     parts.append(f": server-timing {json.dumps(told)}\n\n".encode())
     parts.append(event("[DONE]"))
     return tuple(parts)
@@ -91,10 +92,14 @@ def fake_openai(script: Script = good) -> Iterator[FakeOpenAI]:
 
     async def open_server() -> asyncio.Server:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with suppress(ConnectionError, asyncio.IncompleteReadError):
-                while await _one_exchange(reader, writer, script, fake):
-                    pass
-            writer.close()
+            try:
+                with suppress(ConnectionError, asyncio.IncompleteReadError):
+                    while await _one_exchange(reader, writer, script, fake):
+                        pass
+            finally:
+                writer.close()
+                with suppress(ConnectionError):
+                    await writer.wait_closed()
 
         return await asyncio.start_server(serve, "127.0.0.1", 0)
 
