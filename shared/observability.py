@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,7 +35,7 @@ def setup_logging(level: str = "info", fmt: LogFormat = "auto", *, service: str)
     auto: for people on a terminal, else JSON, one object per line. `service` is on every JSON line. Stack
     traces never show local variables, which can hold prompts.
     """
-    json = fmt == "json" or (fmt == "auto" and not sys.stderr.isatty())
+    as_json = fmt == "json" or (fmt == "auto" and not sys.stderr.isatty())
     number = logging.getLevelNamesMapping()[level.upper()]
 
     def name_service(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -48,7 +49,7 @@ def setup_logging(level: str = "info", fmt: LogFormat = "auto", *, service: str)
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     render: list[Processor]
-    if json:
+    if as_json:
         shared.append(name_service)
         render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_dumps)]
     else:
@@ -136,4 +137,7 @@ def metrics_endpoint(metrics: Metrics) -> Callable[[Request], Awaitable[Response
 
 
 def _dumps(event: object, **_: object) -> str:
-    return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # text that is no UTF-8, or a number beyond 64 bits; a line must not be lost for that
+        return json.dumps(event, default=repr)

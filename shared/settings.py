@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "HANDOFF_"
 
@@ -23,6 +23,18 @@ class ProcessSettings(BaseSettings):
     """Frozen settings of one process. Subclasses give every field a unit, bounds and a description."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the signature is pydantic's
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` hands over: else pydantic reads os.environ once more, past our checks."""
+        return (init_settings,)
 
 
 class CommonSettings(ProcessSettings):
