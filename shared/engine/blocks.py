@@ -69,6 +69,11 @@ class PoolCounts:
     cached: int
     promised: int
 
+    @property
+    def leaked(self) -> int:
+        """Blocks that left their owner without being freed, or the other way round."""
+        return self.allocated - self.freed - self.live
+
 
 class BlockPool:
     """Reference counts, free list, prefix cache and promises over block ids [0, num_blocks)."""

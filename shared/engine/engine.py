@@ -55,7 +55,7 @@ class Engine:
         self._clock = clock
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[int, Group] = {}
         self._stopping = False
         self._broken: str | None = None
         self._step_started_at: float | None = None
@@ -182,29 +182,26 @@ class Engine:
             for group in step.groups:
                 self._scheduler.end(group)
             return
-        except (torch.OutOfMemoryError, MemoryError):
-            self._fault(step, Overloaded("the worker ran out of memory for this request", retry_after_s=1.0))
+        except (torch.OutOfMemoryError, MemoryError) as exc:
+            self._fault(step, Overloaded("the worker ran out of memory", retry_after_s=1.0), exc)
             return
-        except Exception:  # noqa: BLE001 - whatever it is, these requests end and the process says so
+        except Exception as exc:  # noqa: BLE001 - whatever it is, these requests end and the process says so
             self._broken = "a step of the engine failed"
-            self._fault(step, EngineFault("the engine failed while serving this request"))
+            self._fault(step, EngineFault("the engine failed while serving this request"), exc)
             return
         self.counts.steps += 1
         self.counts.prompt_tokens_computed += sum(c.end - c.start for c in step.chunks)
         self.counts.output_tokens += self._output.apply(step, logits_BV)
 
-    def _fault(self, step: Step, error: ServingError) -> None:
-        log.error("step_failed", exc_info=True, num_decodes=len(step.decodes), num_chunks=len(step.chunks))
+    def _fault(self, step: Step, error: ServingError, cause: Exception) -> None:
+        log.error("step_failed", exc_info=cause, num_decodes=len(step.decodes), num_chunks=len(step.chunks))
         self.counts.faults += 1
         for group in step.groups:
             self._scheduler.fail(group, error)
 
     def _submit(self, group: Group) -> None:
         group.submitted_at = self._clock()
-        if group.id in self._groups:
-            self._scheduler.fail(group, EngineFault("a request of this id is already here"))
-            return
-        self._groups[group.id] = group
+        self._groups[id(group)] = group
         try:
             self._scheduler.check(group)
         except ServingError as exc:
@@ -219,8 +216,8 @@ class Engine:
         group.ready_at = at
         self._scheduler.received(group)
         self._scheduler.fork(group, first_tokens)
+        self._output.retire(group)
 
     def _release(self, group: Group) -> None:
         self._scheduler.release(group)
-        if self._groups.get(group.id) is group:
-            del self._groups[group.id]
+        self._groups.pop(id(group), None)

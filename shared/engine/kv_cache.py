@@ -8,7 +8,7 @@ Other devices need staged views (`shared.kv.source` is the interface to implemen
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -37,6 +37,10 @@ class CacheShape:
     def block_bytes(self) -> int:
         """Bytes of one block in all layers, K and V."""
         return 2 * self.num_layers * self.block_size * self.row_bytes
+
+    def with_blocks(self, num_blocks: int) -> CacheShape:
+        """The same shape with another number of blocks."""
+        return replace(self, num_blocks=num_blocks)
 
 
 class KVCache:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.engine.sampler import sample
 from shared.engine.scheduler import Chunk, Scheduler, Step
-from shared.engine.sequence import Group, Mode, State
+from shared.engine.sequence import Group, Mode, PromptProgress, State
 from shared.errors import ServingError
 from shared.wire import Finish, FinishReason, First, TokenOut
 
@@ -52,7 +52,7 @@ class OutputStep:
             if group.state is not State.ENDED:
                 group.num_output_tokens += len(tokens)
                 group.deliver(tokens)
-                self._retire(group)
+                self.retire(group)
         return num_first + sum(len(tokens) for _, tokens in made.values())
 
     def stop_choices(self, group: Group, choices: Sequence[int]) -> None:
@@ -62,7 +62,7 @@ class OutputStep:
         for seq in group.running():
             if seq.choice in choices:
                 seq.finish_reason = "stop"
-        self._retire(group)
+        self.retire(group)
 
     def _prompt_ran(self, chunk: Chunk, logits_V: Tensor | None) -> int:
         group = chunk.group
@@ -79,6 +79,8 @@ class OutputStep:
         group.num_output_tokens += len(tokens)
         if group.mode is Mode.PREFILL:
             group.state = State.HELD
+            if group.progress is not None:
+                _tell(group.progress, tokens)
         first = First(
             tokens=tokens,
             cached_tokens=group.num_cached,
@@ -90,7 +92,7 @@ class OutputStep:
         if group.mode is Mode.LOCAL:
             going_on = {t.choice: t.token_id for t in tokens if t.finish_reason is None}
             self._scheduler.fork(group, going_on)
-            self._retire(group)
+            self.retire(group)
         return len(tokens)
 
     def _next_token(self, group: Group, logits_V: Tensor, choice: int, outputs: Sequence[int]) -> TokenOut:
@@ -114,8 +116,8 @@ class OutputStep:
             reason = "length"
         return TokenOut(choice=choice, token_id=token, logprobs=logprobs, finish_reason=reason)
 
-    def _retire(self, group: Group) -> None:
-        """Free finished sequences; the last one ends the group."""
+    def retire(self, group: Group) -> None:
+        """Free the sequences that have finished; without any left the group has ended."""
         for seq in [s for s in group.sequences if s.finish_reason is not None]:
             self._scheduler.finish_sequence(seq)
             group.sequences.remove(seq)
@@ -135,3 +137,12 @@ class OutputStep:
                 decode_s=now - started,
             )
         )
+
+
+def _tell(progress: PromptProgress, tokens: Sequence[TokenOut]) -> None:
+    """From here on the rest of the transfer is exposed; without a choice to go on with there is none."""
+    finished = [token.finish_reason is not None for token in tokens]
+    if all(finished):
+        progress.cancel("every choice ended with its first token")
+    else:
+        progress.finish([token.token_id for token in tokens], finished)

@@ -13,7 +13,7 @@ Only the engine thread writes these; `cancelled` is the one flag that others may
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import abc
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -61,9 +61,16 @@ Event = Admitted | First | list[TokenOut] | Finish | Failed
 
 
 class PromptProgress(Protocol):
-    """Told by the engine thread how much of the prompt's KV lies in the pool; must not block."""
+    """Told by the engine thread how far a prompt is; must not block. Source: shared.kv.progress.Progress."""
 
-    def advance(self, num_computed: int) -> None: ...
+    def advance(self, num_computed: int) -> None:
+        """KV of positions [0, num_computed) lies in the pool."""
+
+    def finish(self, first_tokens: abc.Sequence[int], finished: abc.Sequence[bool]) -> None:
+        """The first token of each choice is sampled; `finished` says which choices it ended."""
+
+    def cancel(self, reason: str) -> None:
+        """KV is not wanted any more."""
 
 
 @dataclass(eq=False)
@@ -107,7 +114,7 @@ class Group:
     work: Work
     mode: Mode
     deadline: float
-    deliver: Callable[[Event], None]
+    deliver: abc.Callable[[Event], None]
     progress: PromptProgress | None = None
     state: State = State.WAITING
     cancelled: bool = False

@@ -1,0 +1,20 @@
+"""Entry of the decode process: settings, logs, secret, model, then serve."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from services.decode.app import create_app
+from services.decode.settings import DecodeSettings
+from shared.worker.process import run_worker
+
+
+def main(environ: Mapping[str, str], known: frozenset[str] = frozenset()) -> int:
+    """Run until a signal; the exit code. known: HANDOFF_ names of other processes, no mistake here."""
+    return run_worker("decode", DecodeSettings, create_app, environ, known)
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

@@ -1,0 +1,83 @@
+"""The decode service: KV in on its own port, token ids out to the router."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+
+from services.decode.metrics import DecodeMetrics
+from services.decode.reservations import Book
+from services.decode.settings import DecodeSettings
+from services.decode.stream import DecodeContext, DecodeStream
+from shared.asgi.body import parse_json, read_body
+from shared.asgi.stream import NDJSON, OwnedStream
+from shared.kv.limits import ReceiveLimits
+from shared.kv.tcp_receiver import KvListener
+from shared.observability import Metrics
+from shared.wire import DecodeRequest, StopChoices
+from shared.worker.assemble import Worker
+from shared.worker.routes import take_work, worker_app
+
+
+def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI:
+    """The app around a loaded worker; its lifespan starts and stops engine and KV listener."""
+    metrics = Metrics()
+    book = Book(worker.boot, time.monotonic)
+    own_metrics = DecodeMetrics(metrics, lambda: len(book))
+    context = DecodeContext(
+        worker=worker,
+        secret=secret.encode(),
+        book=book,
+        reservation_timeout_s=settings.reservation_timeout_s,
+        metrics=own_metrics,
+        live=set(),
+    )
+    limits = ReceiveLimits(
+        max_connections=settings.max_receives,
+        idle_s=settings.reservation_timeout_s,
+        grace_s=settings.kv_io_timeout_s,
+    )
+
+    @asynccontextmanager
+    async def open_listener(app: FastAPI) -> AsyncIterator[None]:
+        listener = KvListener(
+            settings.host,
+            settings.kv_port,
+            book,
+            secret=secret.encode(),
+            limits=limits,
+            on_end=own_metrics.put_ended,
+        )
+        app.state.kv_port = listener.port
+        listener.start()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(listener.close)
+
+    app = worker_app(worker, settings, secret, metrics, open_listener)
+
+    @app.post("/v1/decode")
+    async def decode(request: Request) -> Response:
+        """Body: shared.wire.DecodeRequest. Answer: NDJSON of shared.wire.DecodeEvent."""
+        work = await take_work(request, DecodeRequest, settings)
+        host = settings.kv_host or request.url.hostname or settings.host
+        kv_base = f"http://{f'[{host}]' if ':' in host else host}:{request.app.state.kv_port}"
+        return OwnedStream(DecodeStream(context, work, kv_base), NDJSON)
+
+    @app.post("/v1/decode/stop", status_code=204)
+    async def stop(request: Request) -> Response:
+        """Body: shared.wire.StopChoices. A request that is not here has ended already: that is no error."""
+        body = await read_body(
+            request, limit_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+        )
+        wanted = parse_json(body, StopChoices)
+        for stream in [s for s in context.live if s.work.request_id == wanted.request_id]:
+            stream.stop_choices(wanted.choices)
+        return Response(status_code=204)
+
+    return app

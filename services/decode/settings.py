@@ -1,0 +1,25 @@
+"""Settings of a decode worker."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shared.worker.settings import WorkerSettings
+
+
+class DecodeSettings(WorkerSettings):
+    """Frozen. See WorkerSettings for what both roles have."""
+
+    kv_host: str | None = Field(
+        None, description="Host in the KV address that prefill workers get; empty: as the router reached us."
+    )
+    kv_port: int = Field(0, ge=0, le=65535, description="Port of the KV listener; 0 takes any free one.")
+    kv_io_timeout_s: float = Field(
+        30.0, gt=0, le=600, description="Seconds without progress after which receiving KV is given up."
+    )
+    max_receives: int = Field(
+        32, ge=1, le=1024, description="Hand-offs received at a time; each has a thread."
+    )
+    reservation_timeout_s: float = Field(
+        300.0, gt=0, le=3600, description="Seconds that blocks stay reserved for KV that does not come."
+    )

@@ -1,0 +1,50 @@
+"""The prefill service: token ids in; first tokens out to the router, KV out to decode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.settings import PrefillSettings
+from services.prefill.stream import PrefillContext, PrefillStream
+from shared.asgi.stream import NDJSON, OwnedStream
+from shared.kv.tcp_sender import SendTimeouts
+from shared.observability import Metrics
+from shared.wire import PrefillRequest
+from shared.worker.assemble import Worker
+from shared.worker.routes import take_work, worker_app
+
+
+def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAPI:
+    """The app around a loaded worker; its lifespan starts and stops the engine."""
+    metrics = Metrics()
+    senders = ThreadPoolExecutor(settings.max_sends, thread_name_prefix="kv-send")
+    context = PrefillContext(
+        worker=worker,
+        secret=secret.encode(),
+        senders=senders,
+        timeouts=SendTimeouts(connect_s=settings.kv_connect_timeout_s, io_s=settings.kv_io_timeout_s),
+        metrics=PrefillMetrics(metrics),
+    )
+
+    @asynccontextmanager
+    async def open_senders(_: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(senders.shutdown)
+
+    app = worker_app(worker, settings, secret, metrics, open_senders)
+
+    @app.post("/v1/prefill")
+    async def prefill(request: Request) -> Response:
+        """Body: shared.wire.PrefillRequest. Answer: NDJSON of shared.wire.PrefillEvent."""
+        work = await take_work(request, PrefillRequest, settings)
+        return OwnedStream(PrefillStream(context, work), NDJSON)
+
+    return app

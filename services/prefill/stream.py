@@ -1,0 +1,172 @@
+"""One /v1/prefill request: compute the prompt, say the first tokens, send KV to decode meanwhile.
+
+The blocks are freed last, after the sender's thread has stopped reading them, whatever ended the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from services.prefill.metrics import PrefillMetrics
+from shared.asgi.stream import StreamHead
+from shared.engine.sequence import Admitted, Mode
+from shared.errors import InvariantBroken, ServingError
+from shared.kv.manifest import Manifest, plan_chunks, token_hash
+from shared.kv.progress import Progress
+from shared.kv.tcp_sender import SendStats, SendTimeouts, send_blob
+from shared.kv.ticket import ticket_of
+from shared.observability import canonical_line
+from shared.wire import First, Handoff, PrefillEvent, PrefillRequest, Sent
+from shared.worker.assemble import Worker
+from shared.worker.stream import EngineRequest
+
+TRANSPORT = "tcp"
+
+
+@dataclass(frozen=True)
+class PrefillContext:
+    """What all requests of this worker use. senders: one thread for each hand-off under way."""
+
+    worker: Worker
+    secret: bytes
+    senders: Executor
+    timeouts: SendTimeouts
+    metrics: PrefillMetrics
+
+
+class PrefillStream:
+    """Owner of the NDJSON stream (shared.asgi.stream.StreamOwner)."""
+
+    def __init__(self, context: PrefillContext, work: PrefillRequest) -> None:
+        self._context = context
+        self._work = work
+        self._progress = Progress()
+        self._request: EngineRequest | None = None
+        self._sending: asyncio.Future[SendStats] | None = None
+        self._first: First | None = None
+        self._sent: Sent | None = None
+        self._ending = "client_gone"
+
+    async def start(self) -> StreamHead:
+        """Wait for blocks, so that a refusal is a status. Raises ServingError."""
+        try:
+            if self._work.handoff is not None:
+                ticket_of(self._work.handoff, self._context.secret)
+            self._request = EngineRequest(
+                self._context.worker.engine, self._work, Mode.PREFILL, self._progress
+            )
+            admitted = await self._request.admitted()
+        except ServingError as exc:
+            self._ending = exc.code
+            raise
+        if self._work.handoff is not None:
+            self._sending = self._send(self._work.handoff, admitted)
+        return StreamHead()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """first, sent (if KV travels), done. Raises ServingError."""
+        try:
+            self._first = await self._first_tokens()
+            yield _line(PrefillEvent(first=self._first))
+            goes_on = any(token.finish_reason is None for token in self._first.tokens)
+            if self._sending is not None and goes_on:
+                self._sent = _sent(await self._sending)
+                self._context.metrics.sent(self._sent)
+                yield _line(PrefillEvent(sent=self._sent))
+            self._ending = "ok"
+            yield _line(PrefillEvent(done=True))
+        except ServingError as exc:
+            self._ending = exc.code
+            raise
+
+    async def aclose(self) -> None:
+        """Stop computing, stop sending, then free the blocks."""
+        self._progress.cancel(self._ending)
+        if self._request is not None:
+            self._context.worker.engine.cancel(self._request.group)
+            if self._sending is not None:
+                await asyncio.wait([self._sending])
+                # Nobody may be left to take the outcome; asyncio would log it as lost.
+                if not self._sending.cancelled():
+                    self._sending.exception()
+            self._request.close()
+        self._context.metrics.ended(self._ending)
+        canonical_line(
+            "prefill",
+            ending=self._ending,
+            prompt_tokens=len(self._work.token_ids),
+            cached_tokens=self._first.cached_tokens if self._first else None,
+            choices=self._work.num_choices,
+            queue_s=self._first.queue_s if self._first else None,
+            prefill_s=self._first.prefill_s if self._first else None,
+            transfer_s=self._sent.transfer_s if self._sent else None,
+            hidden_s=self._sent.hidden_s if self._sent else None,
+            kv_bytes=self._sent.kv_bytes if self._sent else None,
+        )
+
+    async def _first_tokens(self) -> First:
+        """The engine's answer, or the sender's failure if that comes first: then more compute is in vain."""
+        assert self._request is not None
+        next_event = asyncio.ensure_future(self._request.next())
+        try:
+            waited: set[asyncio.Future[Any]] = {next_event}
+            if self._sending is not None:
+                waited.add(self._sending)
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not next_event.done() and self._sending is not None:
+                await self._sending
+            event = await next_event
+        finally:
+            next_event.cancel()
+        if not isinstance(event, First):
+            raise InvariantBroken("prefill brought something else than first tokens")
+        return event
+
+    def _send(self, handoff: Handoff, admitted: Admitted) -> asyncio.Future[SendStats]:
+        """Start the sender's thread; it waits for each chunk by itself."""
+        context, work = self._context, self._work
+        num_tokens = len(work.token_ids)
+        from_token = min(handoff.have_tokens, num_tokens)
+        manifest = Manifest(
+            fingerprint=context.worker.fingerprint.digest,
+            handoff_id=handoff.handoff_id,
+            epoch=handoff.epoch,
+            token_hash=token_hash(work.token_ids),
+            from_token=from_token,
+            num_tokens=num_tokens,
+            num_choices=work.num_choices,
+            shape=context.worker.kv_shape,
+            chunks=plan_chunks(from_token, num_tokens, context.worker.limits.chunk_size),
+        )
+        self._progress.advance(admitted.cached_tokens)
+
+        def send() -> SendStats:
+            return send_blob(
+                handoff=handoff,
+                secret=context.secret,
+                request_id=work.request_id,
+                manifest=manifest,
+                source=context.worker.block_views(admitted.blocks),
+                progress=self._progress,
+                timeouts=context.timeouts,
+            )
+
+        return asyncio.get_running_loop().run_in_executor(context.senders, send)
+
+
+def _sent(stats: SendStats) -> Sent:
+    return Sent(
+        transport=TRANSPORT,
+        kv_bytes=stats.kv_bytes,
+        wire_bytes=stats.wire_bytes,
+        transfer_s=stats.transfer_s,
+        hidden_s=stats.hidden_s,
+    )
+
+
+def _line(event: PrefillEvent) -> bytes:
+    return event.to_json() + b"\n"

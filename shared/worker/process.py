@@ -1,0 +1,58 @@
+"""A worker process from environment to exit code. The two roles differ in settings and app only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import structlog
+from fastapi import FastAPI
+
+from shared.models.error import ModelError
+from shared.models.store import default_cache_dir
+from shared.observability import setup_logging
+from shared.secret import load_secret
+from shared.server import exit_on_sigterm, serve
+from shared.settings import BadSettings, load
+from shared.wire import Role
+from shared.worker.assemble import Worker, assemble
+from shared.worker.settings import WorkerSettings
+
+log = structlog.get_logger()
+S = TypeVar("S", bound=WorkerSettings)
+
+BAD_SETTINGS = 2
+NO_MODEL = 1
+
+
+def run_worker(
+    role: Role,
+    settings_class: type[S],
+    create_app: Callable[[Worker, S, str], FastAPI],
+    environ: Mapping[str, str],
+    known: frozenset[str],
+) -> int:
+    """Exit code: 0 stopped by a signal, 1 no model or address, 2 bad settings; one clear line says why."""
+    try:
+        settings = load(settings_class, environ, known)
+        secret = load_secret(
+            settings.secret.get_secret_value() if settings.secret else None, settings.secret_file
+        )
+    except BadSettings as exc:
+        print(f"handoff {role}: {exc}", file=sys.stderr)  # noqa: T201 - before there is a log
+        return BAD_SETTINGS
+    setup_logging(settings.log_level, settings.log_format, service=role)
+    exit_on_sigterm()
+    log.info("settings", **settings.model_dump(mode="json", exclude={"secret"}))
+    cache_dir = settings.cache_dir or default_cache_dir(environ)
+    try:
+        worker = assemble(settings, role, cache_dir, lambda line: log.info("model", step=line))
+    except ModelError as exc:
+        log.error("no_model", reason=str(exc))
+        return NO_MODEL
+    except BadSettings as exc:
+        log.error("bad_settings", reason=str(exc))
+        return BAD_SETTINGS
+    app = create_app(worker, settings, secret)
+    return serve(app, host=settings.host, port=settings.port, drain_timeout_s=settings.drain_timeout_s)
