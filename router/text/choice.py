@@ -1,0 +1,141 @@
+"""One choice from worker tokens to client text: detokenise, match stops, keep logprobs beside their text.
+
+In: the `TokenOut`s of one choice, in order, first token included. Out: pieces that can be sent at once and are
+never taken back. Where tokens come from and which JSON the pieces end up in is none of its business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from router.text.detokenise import IncrementalDetokeniser
+from router.text.stop import StopMatcher, StopSet
+from router.text.tokenizer import TextTokenizer
+from shared.wire import FinishReason, TokenId, TokenOut
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One token's logprobs. text: what it added to the answer, "" while it only began a character.
+
+    offset: where that text begins in the answer, in characters.
+    """
+
+    token_id: int
+    text: str
+    offset: int
+    logprob: float
+    top: Sequence[tuple[TokenId, float]]
+
+    @property
+    def end(self) -> int:
+        """Where its text ends in the answer."""
+        return self.offset + len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one push settled. False if there is nothing to send."""
+
+    text: str = ""
+    entries: tuple[TokenEntry, ...] = ()
+    finish_reason: FinishReason | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.entries or self.finish_reason)
+
+
+_NOTHING = Piece()
+
+
+class ChoiceText:
+    """Joined pieces are the whole text; joined entries are one per token with text in it, in order.
+
+    A token's entry leaves together with the end of its text. The end token has neither text nor entry, but is
+    counted. Of the tokens that a stop string reaches into, the part before the stop stays; the rest is dropped.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        prompt_ids: Sequence[int],
+        stops: StopSet,
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+    ) -> None:
+        """min_tokens: text of so many first tokens cannot be part of a stop."""
+        self._detokeniser = IncrementalDetokeniser(tokenizer, prompt_ids)
+        self._matcher = StopMatcher(stops, include=include_stop)
+        self._min_tokens = min_tokens
+        self._waiting: deque[TokenEntry] = deque()
+        self._decoded = 0  # characters
+        self._emitted = 0  # characters
+        self.completion_tokens = 0
+        self.finished = False
+        self.stopped_early = False
+
+    def push(self, token: TokenOut) -> Piece:
+        """Take the next token. After the end nothing more comes out: tokens on their way are dropped."""
+        if self.finished:
+            return _NOTHING
+        self.completion_tokens += 1
+        if token.finish_reason == "stop":
+            return self._end("stop")
+        text = self._detokeniser.push(token.token_id)
+        if token.logprobs is not None:
+            logprobs = token.logprobs
+            self._waiting.append(
+                TokenEntry(token.token_id, text, self._decoded, logprobs.token, logprobs.top)
+            )
+        self._decoded += len(text)
+        settled = self._matcher.push(text) if self.completion_tokens > self._min_tokens else text
+        if self._matcher.matched is not None:
+            self.stopped_early = token.finish_reason is None
+            return self._close(settled, "stop")
+        if token.finish_reason is not None:
+            return self._end(token.finish_reason, settled)
+        if not settled:
+            return _NOTHING
+        self._emitted += len(settled)
+        return Piece(settled, self._settled_entries())
+
+    def abandon(self, reason: FinishReason) -> Piece:
+        """No more tokens come although none said so: give out what was held and end."""
+        return _NOTHING if self.finished else self._end(reason)
+
+    def _end(self, reason: FinishReason, settled: str = "") -> Piece:
+        text = settled + self._matcher.flush()
+        return self._close(text, reason if self._matcher.matched is None else "stop")
+
+    def _close(self, text: str, reason: FinishReason) -> Piece:
+        """The last piece. A token cut by a stop keeps what lies before the cut."""
+        self.finished = True
+        self._emitted += len(text)
+        entries = list(self._waiting)
+        self._waiting.clear()
+        if self._matcher.matched is not None:
+            cut = self._emitted
+            entries = [replace(e, text=e.text[: cut - e.offset]) for e in entries if e.offset < cut]
+        return Piece(text, tuple(entries), reason)
+
+    def _settled_entries(self) -> tuple[TokenEntry, ...]:
+        if not self._waiting:
+            return ()
+        ready: list[TokenEntry] = []
+        while self._waiting and self._waiting[0].end <= self._emitted:
+            ready.append(self._waiting.popleft())
+        return tuple(ready)
+
+
+def split_stops(stops: Sequence[str], tokenizer: TextTokenizer) -> tuple[tuple[int, ...], StopSet]:
+    """The end tokens and the text matcher for a client's stop strings.
+
+    A stop that is exactly one special token can only be met as that token, which has no text, so it becomes a
+    stop token; it also stays a text stop, for a model that spells it out. Raises InvalidRequest for too many.
+    """
+    control = tokenizer.control_ids
+    ids = dict.fromkeys(control[stop] for stop in stops if control.get(stop) in tokenizer.special_ids)
+    return tuple(ids), StopSet(stops)
