@@ -1,0 +1,162 @@
+"""The command `handoff`: arguments in, exit status out. What a subcommand needs is imported when it is called.
+
+Importing it all here would make `handoff --help` load a web server and torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from services.cli.run import Process
+
+# How long a process whose supervisor was killed may go on with what it is doing.
+_ORPHAN_GRACE_S = 5.0
+# What `handoff model` and `handoff bench` are given is for their own parsers, `--help` included.
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app = typer.Typer(
+    name="handoff",
+    help="LLM serving with prefill and decode as two services that hand the KV cache over.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+StopWithStdin = Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)]
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(f"handoff {metadata.version('handoff')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def up(
+    model: Annotated[
+        str, typer.Option(envvar="HANDOFF_MODEL", help="Folder, hub id, .gguf file, or auto.")
+    ] = "auto",
+    host: Annotated[
+        str, typer.Option(envvar="HANDOFF_HOST", help="Address the router listens on.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(envvar="HANDOFF_PORT", min=1, max=65535, help="Port the router listens on.")
+    ] = 8000,
+    prefill: Annotated[int, typer.Option(min=0, max=64, help="Number of prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, max=64, help="Number of decode workers.")] = 1,
+    unified: Annotated[
+        bool, typer.Option("--unified", help="No prefill worker: decode workers prefill themselves.")
+    ] = False,
+    threads_per_worker: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Compute threads of each worker instead of one per core."),
+    ] = None,
+    logs: Annotated[bool, typer.Option("--logs", help="Show the log lines of all processes.")] = False,
+) -> None:
+    """Start router, prefill and decode workers on this host and keep them running until Ctrl-C."""
+    from services.cli.plan import Options
+    from services.cli.up import run_up
+
+    options = Options(
+        model=model,
+        host=host,
+        port=port,
+        num_prefill=0 if unified else prefill,
+        num_decode=decode,
+        threads_per_worker=threads_per_worker,
+    )
+    raise typer.Exit(run_up(options, os.environ, show_logs=logs))
+
+
+@app.command()
+def router(stop_with_stdin: StopWithStdin = False) -> None:
+    """Run a router, set up by HANDOFF_ variables."""
+    _run("router", stop_with_stdin)
+
+
+@app.command()
+def prefill(stop_with_stdin: StopWithStdin = False) -> None:
+    """Run a prefill worker, set up by HANDOFF_ variables."""
+    _run("prefill", stop_with_stdin)
+
+
+@app.command()
+def decode(stop_with_stdin: StopWithStdin = False) -> None:
+    """Run a decode worker, set up by HANDOFF_ variables."""
+    _run("decode", stop_with_stdin)
+
+
+@app.command(context_settings=_PASS_ON)
+def model(context: typer.Context) -> None:
+    """Get, list and find models (pull, list, path)."""
+    from services.cli.model import model_app
+
+    model_app(args=context.args, prog_name="handoff model")
+
+
+@app.command(context_settings=_PASS_ON)
+def bench(context: typer.Context) -> None:
+    """Measure a running server."""
+    from services.cli.bench import bench_app
+
+    bench_app(args=context.args, prog_name="handoff bench")
+
+
+@app.command()
+def settings(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
+) -> None:
+    """List every HANDOFF_ setting with default, limits and meaning."""
+    from services.cli import settings_table
+    from services.cli.run import settings_classes
+
+    table = settings_table.rows(settings_classes())
+    typer.echo(settings_table.markdown(table) if markdown else settings_table.plain(table))
+
+
+@app.command()
+def health(
+    url: Annotated[str, typer.Argument(help="For example http://127.0.0.1:8000/ready")],
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, max=60, help="Seconds to wait.")] = 3.0,
+) -> None:
+    """Ask one URL; exit status 0 if it answers with 2xx."""
+    from services.cli.health import check
+
+    problem = check(url, timeout_s)
+    if problem is not None:
+        typer.echo(problem, err=True)
+        raise typer.Exit(1)
+
+
+def _run(process: Process, stop_with_stdin: bool) -> None:
+    from services.cli.lifeline import stop_at_eof
+    from services.cli.run import run_process
+
+    if stop_with_stdin:
+        stop_at_eof(sys.stdin.fileno(), grace_s=_ORPHAN_GRACE_S)
+    raise typer.Exit(run_process(process, os.environ))
+
+
+if __name__ == "__main__":
+    main()

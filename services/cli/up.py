@@ -1,0 +1,147 @@
+"""`handoff up`: a whole deployment on this host, from the model to a curl line, in one command.
+
+Order: settings, port, model, processes; so what can fail early fails before anything is started.
+Exit status: 0 after Ctrl-C or SIGTERM, 1 if something failed, 2 for settings that are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import shlex
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from services.cli.health import answers
+from services.cli.host import look_at_host, why_not_listen
+from services.cli.plan import ChildSpec, Host, Options, base_url, plan
+from services.cli.progress import Display, make_display
+from services.cli.run import BAD_SETTINGS, check_names, settings_classes
+from services.cli.supervisor import ChildFailed, Policy, Stop, Supervisor
+from shared.models.error import ModelError
+from shared.models.prepare import ensure_checkpoint
+from shared.models.store import default_cache_dir
+from shared.settings import BadSettings, load
+
+FAILED = 1
+
+_QUESTION = "What is the capital of France?"
+_STOP_MARGIN_S = 10.0
+
+
+def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> int:
+    """Start everything, keep it running until Ctrl-C or SIGTERM; returns the exit status."""
+    console = Console(highlight=False)
+    complain = Console(stderr=True, highlight=False, style="red").print
+    try:
+        host = look_at_host(environ, num_ports=len(options.workers))
+        specs = plan(
+            options, host, environ, secret=environ.get("HANDOFF_SECRET") or secrets.token_urlsafe(32)
+        )
+        check_settings(specs, environ)
+    except BadSettings as exc:
+        complain(f"handoff up: {exc}", markup=False)
+        return BAD_SETTINGS
+    if reason := why_not_listen(options.host, options.port):
+        complain(
+            f"handoff up: cannot listen on {options.host} port {options.port}: {reason}; choose another --port"
+        )
+        return FAILED
+    try:
+        with make_display(console) as display:
+            checkpoint = get_model(options.model, host, environ, display)
+            specs = [
+                replace(spec, environ={**spec.environ, "HANDOFF_MODEL": str(checkpoint)}) for spec in specs
+            ]
+            asyncio.run(_serve(options, specs, display, show_logs=show_logs))
+    except KeyboardInterrupt:
+        return 0
+    except ModelError as exc:
+        complain(f"handoff up: {exc}", markup=False)
+        return FAILED
+    except ChildFailed as exc:
+        complain(
+            "\n".join([f"handoff up: {exc}. Its last lines:", *(f"  {line}" for line in exc.lines)]),
+            markup=False,
+        )
+        return FAILED
+    return 0
+
+
+def check_settings(specs: Sequence[ChildSpec], environ: Mapping[str, str]) -> None:
+    """Raise BadSettings for whatever any of the processes would refuse."""
+    known = check_names(environ)
+    classes = settings_classes()
+    for spec in specs:
+        load(classes[spec.role], spec.environ, known)
+
+
+def get_model(model: str, host: Host, environ: Mapping[str, str], display: Display) -> Path:
+    """The checkpoint folder all processes will use, fetched and converted now if need be. Raises ModelError."""
+    on_gpu = host.num_gpus > 0 and environ.get("HANDOFF_DEVICE", "auto") != "cpu"
+    wanted = environ.get("HANDOFF_DTYPE", "auto")
+    dtype_name = wanted if wanted != "auto" else "bfloat16" if on_gpu else "float32"
+    display.update("model", "preparing", model)
+    folder = ensure_checkpoint(
+        model, dtype_name, default_cache_dir(environ), lambda line: display.update("model", "preparing", line)
+    )
+    display.update("model", "ready", str(folder))
+    return folder
+
+
+def curl_line(url: str, model: str, *, with_key: bool) -> str:
+    """A command to paste into a shell: one greedy chat completion, response headers shown."""
+    body = {"model": model, "messages": [{"role": "user", "content": _QUESTION}], "temperature": 0}
+    words = ["curl", "-i", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
+    key = ' -H "Authorization: Bearer $HANDOFF_API_KEY"' if with_key else ""
+    return f"{shlex.join(words)}{key} -d {shlex.quote(json.dumps(body))}"
+
+
+async def _serve(options: Options, specs: Sequence[ChildSpec], display: Display, *, show_logs: bool) -> None:
+    """Run the children until a signal. Their output is kept only if something failed. Raises ChildFailed."""
+    stop = Stop()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.ask)
+    logs = Path(tempfile.mkdtemp(prefix="handoff-"))
+    display.say(f"logs: {logs}")
+    async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+        supervisor = Supervisor(
+            specs,
+            logs,
+            display=display,
+            is_ready=lambda url: answers(client, url),
+            policy=Policy(stop_s=_drain_s(specs) + _STOP_MARGIN_S),
+            echo=(lambda name, line: display.say(f"{name} | {line}")) if show_logs else None,
+        )
+        await supervisor.run(stop, lambda: _announce(client, options, specs[-1].environ, display))
+    shutil.rmtree(logs, ignore_errors=True)
+
+
+async def _announce(
+    client: httpx.AsyncClient, options: Options, environ: Mapping[str, str], display: Display
+) -> None:
+    """Say where the server is and how to ask it something."""
+    url = base_url(options.host, options.port)
+    key = environ.get("HANDOFF_API_KEY")
+    response = await client.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+    response.raise_for_status()
+    model = response.json()["data"][0]["id"]
+    display.settle()
+    display.say(
+        f"\nserving {model} at {url}/v1 - Ctrl-C stops it\n\n{curl_line(url, model, with_key=bool(key))}\n"
+    )
+
+
+def _drain_s(specs: Sequence[ChildSpec]) -> float:
+    """The longest that a process takes to finish its requests after SIGTERM."""
+    default = settings_classes()["router"].model_fields["drain_timeout_s"].default
+    return max(float(spec.environ.get("HANDOFF_DRAIN_TIMEOUT_S", default)) for spec in specs)
