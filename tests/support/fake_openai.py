@@ -23,6 +23,7 @@ STAGES_MS = {
     "decode_queue": 0.25,
     "decode": 30.0,
 }
+FACTS = {"topology": "pd", "transport": "tcp", "kv_bytes": 4096, "wire_bytes": 5000, "retries": 0}
 HEADERS = (("Server-Timing", "route;dur=0.500, reserve;dur=1.000"), ("X-Handoff-Topology", "pd"))
 
 
@@ -53,9 +54,16 @@ def event(content: object) -> bytes:
 
 
 def whole_stream(
-    path: str, body: Mapping[str, Any], *, stages_ms: Mapping[str, float] | None = None
+    path: str,
+    body: Mapping[str, Any],
+    *,
+    stages_ms: Mapping[str, float] | None = None,
+    facts: Mapping[str, object] | None = None,
 ) -> tuple[bytes, ...]:
-    """A good stream of `max_tokens` tokens with usage, the closing timing comment, and [DONE]."""
+    """A good stream of `max_tokens` tokens with usage, the closing timing comment, and [DONE].
+
+    stages_ms: without the total. facts: laid over those of a PD request.
+    """
     num_tokens = body["max_tokens"]
     prompt_tokens = len(body["prompt"]) if "prompt" in body else 7
     parts: list[bytes] = []
@@ -70,8 +78,7 @@ def whole_stream(
     usage = {"prompt_tokens": prompt_tokens, "completion_tokens": num_tokens}
     parts.append(event({"choices": [], "usage": usage}))
     times = dict(STAGES_MS if stages_ms is None else stages_ms)
-    stages_ms = {**times, "total": sum(times.values()) + 1.0}
-    told = {"stages_ms": stages_ms, "topology": "pd", "transport": "tcp", "kv_bytes": 4096, "retries": 0}
+    told = {"stages_ms": {**times, "total": sum(times.values()) + 1.0}, **FACTS, **(facts or {})}
     parts.append(f": server-timing {json.dumps(told)}\n\n".encode())
     parts.append(event("[DONE]"))
     return tuple(parts)

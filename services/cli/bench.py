@@ -1,0 +1,186 @@
+"""`handoff bench`: `stages` compares prefill/decode split with unified on this host, `load` measures any server.
+
+A benchmark is no test: a missed goal is printed and the exit status stays 0; 1 means that there is no result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+
+from loadtest.client import LoadClient
+from loadtest.metrics import SLO, RequestRecord, summarise
+from loadtest.report import json_line, print_json_line, print_report
+from loadtest.traces import Scale
+from services.cli.bench_load import (
+    ClosedLoop,
+    OpenLoop,
+    Shape,
+    closed,
+    poisson_arrivals,
+    trace_replay,
+)
+from services.cli.bench_stack import (
+    TOPOLOGIES,
+    Compute,
+    StackFailed,
+    Topology,
+    free_port,
+    running,
+    sigterm_as_interrupt,
+    up_command,
+    up_environ,
+)
+from services.cli.bench_stages import BenchFailed, Plan, measure
+from services.cli.bench_tables import print_result
+
+bench_app = typer.Typer(
+    help="Measure: where a request's time goes, and what a server bears.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ApiKey = Annotated[str | None, typer.Option(envvar="HANDOFF_API_KEY", help="Bearer token of requests.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", dir_okay=False, help="Write the result there as JSON too.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of prompts and arrival times.")]
+
+
+@bench_app.command()
+def stages(
+    model: Annotated[
+        str | None, typer.Option(envvar="HANDOFF_MODEL", help="Folder, hub id, .gguf file, or auto.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Output length in tokens.")] = 32,
+    runs: Annotated[int, typer.Option(min=1, help="Measured requests to each topology.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before them that do not count.")] = 1,
+    threads_per_worker: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads of every worker; half the cores by default.")
+    ] = None,
+    start_timeout_s: Annotated[
+        float, typer.Option("--start-timeout", min=1, help="Seconds until a stack is ready.")
+    ] = 1800.0,
+    pd_url: Annotated[
+        str | None, typer.Option(help="A running, idle PD stack to use instead of starting one.")
+    ] = None,
+    unified_url: Annotated[str | None, typer.Option(help="The same for unified.")] = None,
+    api_key: ApiKey = None,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Stage split of single requests over PD and unified on this host, taken in turns: A, B, A, B."""
+    plan = Plan(prompt_tokens, output_tokens, runs, warmup, seed)
+    compute = Compute.fair(sorted(os.sched_getaffinity(0)), threads_per_worker)
+    given = {"pd": pd_url, "unified": unified_url}
+    urls: dict[Topology, str] = {}
+    try:
+        with ExitStack() as stacks:
+            stacks.enter_context(sigterm_as_interrupt())
+            for topology in TOPOLOGIES:
+                url = given[topology]
+                urls[topology] = url or stacks.enter_context(
+                    _started(topology, compute, model=model, timeout_s=start_timeout_s)
+                )
+            result = asyncio.run(measure(urls, plan, api_key=api_key))
+    except (StackFailed, BenchFailed, httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+        raise _no_result("stages", exc) from exc
+    console = Console()
+    threads = None if all(given.values()) else compute.threads_per_worker
+    content = {"bench": "stages", "threads_per_worker": threads, **result.to_dict()}
+    print_result(console, result)
+    print_json_line(console, content)
+    _write(json_file, content)
+
+
+@contextmanager
+def _started(topology: Topology, compute: Compute, *, model: str | None, timeout_s: float) -> Iterator[str]:
+    port = free_port()
+    command = up_command(topology, port=port, compute=compute, model=model)
+    environ = up_environ(topology, compute, os.environ)
+    with running(command, f"http://127.0.0.1:{port}", environ=environ, timeout_s=timeout_s) as base_url:
+        yield base_url
+
+
+@bench_app.command()
+def load(
+    url: Annotated[str, typer.Option(help="Base URL of the server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model name; the server's first one by default.")] = None,
+    api_key: ApiKey = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Closed loop: so many users, no pauses (the default, with 1).")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=1e-6, help="Open loop: Poisson arrivals, requests/s.")
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(help="Open loop: replay azure-conv, azure-code, mooncake, or a trace file.")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="How many; 32, or the whole trace, by default.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Output length in tokens.")] = 32,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Chat with word prompts; their length is not exact.")
+    ] = False,
+    time_scale: Annotated[float, typer.Option(help="Multiplies the arrival times of a trace.")] = 1.0,
+    length_scale: Annotated[float, typer.Option(help="Multiplies the lengths of a trace.")] = 1.0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="TTFT limit for goodput.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="TPOT limit for goodput.")] = None,
+    slo_e2el_ms: Annotated[float | None, typer.Option(min=0, help="E2EL limit for goodput.")] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Longest silence, in seconds.")
+    ] = 600.0,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Send many streamed requests to a running server; report latencies, throughput, goodput and stages."""
+    if sum(way is not None for way in (concurrency, rate, trace)) > 1:
+        raise typer.BadParameter("give one of --concurrency, --rate and --trace")
+    shape = Shape(requests, prompt_tokens, output_tokens, chat, seed)
+    workload: ClosedLoop | OpenLoop
+    try:
+        if trace is not None:
+            scale = Scale(time_scale, length_scale)
+            workload = trace_replay(trace, scale, num_requests=requests, seed=seed)
+        elif rate is not None:
+            workload = poisson_arrivals(shape, rate)
+        else:
+            workload = closed(shape, concurrency or 1)
+
+        async def send_all() -> list[RequestRecord]:
+            async with LoadClient(url, model=model, api_key=api_key, timeout_s=timeout_s) as client:
+                return await workload.run(client)
+
+        records = asyncio.run(send_all())
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+        raise _no_result("load", exc) from exc
+    facts = {"bench": "load", "url": url, **workload.facts}
+    summary = summarise(records, SLO(_s(slo_ttft_ms), _s(slo_tpot_ms), _s(slo_e2el_ms)))
+    print_report(Console(), summary, facts)
+    _write(json_file, {**facts, **summary.to_dict()})
+
+
+def _write(json_file: Path | None, content: Mapping[str, object]) -> None:
+    if json_file is not None:
+        json_file.write_text(json_line(content) + "\n")
+
+
+def _no_result(command: str, exc: Exception) -> typer.Exit:
+    typer.echo(f"handoff bench {command}: {exc}", err=True)
+    return typer.Exit(1)
+
+
+def _s(limit_ms: float | None) -> float | None:
+    return None if limit_ms is None else limit_ms / 1000
