@@ -1,0 +1,170 @@
+"""One prompt's course: what was asked (Job), what has come back so far, and how often it may still be tried.
+
+Changed by the tries that serve it, read by the relay's consumer; all on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import perf_counter
+
+from router.legs import AnyLeg, LegFailed
+from router.report import Report, Way
+from router.workers.state import Worker
+from shared.errors import BackendError, DeadlineExceeded, ServingError
+from shared.wire import DecodeRequest, First, Handoff, PrefillRequest, Sampling, TokenOut
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt to be answered.
+
+    started: perf_counter() when the client's request was read. timeout_s: from then to the deadline.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_choices: int
+    sampling: Sampling
+    timeout_s: float
+    started: float
+
+
+class Course:
+    """State of one job. Tokens go to `emit` in the order of their coming; `done` is told when all is in."""
+
+    def __init__(
+        self, job: Job, *, max_tries: int, emit: Callable[[list[TokenOut]], None], done: Callable[[], None]
+    ) -> None:
+        self.job = job
+        self.report = Report(prompt_tokens=len(job.token_ids))
+        self.avoid: set[str] = set()
+        self.failures = 0
+        self.last_error: ServingError | None = None
+        self.placed_at: float | None = None
+        self.holders: dict[int, tuple[Worker, str]] = {}
+        self._max_tries = max_tries
+        self._emit = emit
+        self._done = done
+        self._generated: list[list[int]] = [[] for _ in range(job.num_choices)]
+        self._finished = [False] * job.num_choices
+        self._num_legs = 0
+
+    @property
+    def begun(self) -> bool:
+        """Has any token been given out?"""
+        return any(self._generated)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the deadline. Raises DeadlineExceeded when there are none."""
+        left = self.job.timeout_s - (perf_counter() - self.job.started)
+        if left <= 0:
+            raise DeadlineExceeded("the request's time is over")
+        return left
+
+    def unfinished(self, group: Iterable[int]) -> list[int]:
+        """Choices of the group that still need tokens."""
+        return [choice for choice in group if not self._finished[choice]]
+
+    def max_new_tokens(self, group: range) -> int:
+        """Tokens that each choice of the group may still get."""
+        return self.job.sampling.max_tokens - len(self._generated[group.start])
+
+    def outstanding_tokens(self, group: range) -> int:
+        """Weight of the group's work in placement: its prompt once, its answers at their longest."""
+        return len(self.job.token_ids) + len(group) * self.job.sampling.max_tokens
+
+    def next_id(self) -> str:
+        """A new internal request id: two legs of one job never share one, even at one worker."""
+        self._num_legs += 1
+        return self.job.request_id if self._num_legs == 1 else f"{self.job.request_id}.r{self._num_legs - 1}"
+
+    def decode_request(self, group: range, request_id: str, *, local: bool) -> DecodeRequest:
+        """What decode is told: prompt and what was already generated."""
+        return DecodeRequest(
+            request_id=request_id,
+            token_ids=self._token_ids(group),
+            num_prompt_tokens=len(self.job.token_ids),
+            num_choices=len(group),
+            first_choice=group.start,
+            sampling=self.job.sampling,
+            timeout_s=self.left_s,
+            mode="local" if local else "handoff",
+        )
+
+    def prefill_request(self, group: range, request_id: str, handoff: Handoff | None) -> PrefillRequest:
+        """What prefill is told."""
+        return PrefillRequest(
+            request_id=request_id,
+            token_ids=self._token_ids(group),
+            num_prompt_tokens=len(self.job.token_ids),
+            num_choices=len(group),
+            first_choice=group.start,
+            sampling=self.job.sampling,
+            timeout_s=self.left_s,
+            handoff=handoff,
+        )
+
+    def placed(self, way: Way) -> float:
+        """A placement was chosen: that ends `route`, or `retry` after a failure. Returns the time."""
+        now = perf_counter()
+        if self.placed_at is None or self.failures == 0:
+            self.placed_at = now
+        way.stages.route = self.placed_at - self.job.started
+        way.stages.retry = now - self.placed_at
+        return now
+
+    def first(self, leg: AnyLeg, group: range, first: First, way: Way) -> None:
+        """The first tokens of a group are there: give them out, with all that is known by now.
+
+        A resumed group's "first" is only its next token: the job's cached count stays that of the real one.
+        """
+        if sorted(token.choice for token in first.tokens) != list(group):
+            raise LegFailed(leg, BackendError("a worker did not sample one first token for each choice"))
+        if not self.begun:
+            self.report.cached_tokens = min(first.cached_tokens, len(self.job.token_ids))
+        way.stages.queue = first.queue_s
+        way.stages.prefill = first.prefill_s
+        self.report.way = way
+        self.tokens(leg, group, first.tokens)
+
+    def tokens(self, leg: AnyLeg, group: range, tokens: list[TokenOut]) -> None:
+        """Take over sampled tokens; those of a choice that was ended meanwhile are dropped."""
+        fresh = []
+        for token in tokens:
+            if token.choice not in group:
+                raise LegFailed(leg, BackendError("a worker sent a token of a choice that it does not have"))
+            if self._finished[token.choice]:
+                continue
+            generated = self._generated[token.choice]
+            if token.finish_reason is None and len(generated) + 1 >= self.job.sampling.max_tokens:
+                raise LegFailed(leg, BackendError("a worker sent the last token without saying so"))
+            generated.append(token.token_id)
+            self._finished[token.choice] = token.finish_reason is not None
+            fresh.append(token)
+        if fresh:
+            self.report.completion_tokens += len(fresh)
+            self._emit(fresh)
+
+    def stop(self, choice: int) -> None:
+        """The consumer needs no more tokens of this choice."""
+        self._finished[choice] = True
+
+    def ended(self, way: Way) -> None:
+        """A group is served and measured; when it was the last one the consumer is told."""
+        self.report.way = way
+        if all(self._finished):
+            self._done()
+
+    def failed(self, error: ServingError) -> None:
+        """Count a failed try. Raises the error if it must not or cannot be tried again."""
+        self.last_error = error
+        self.failures += 1
+        if not error.retryable or self.failures >= self._max_tries:
+            raise error
+        self.report.retries += 1
+
+    def _token_ids(self, group: range) -> list[int]:
+        return self.job.token_ids + self._generated[group.start]

@@ -1,0 +1,55 @@
+"""What every try needs of the router's surroundings, and the one way to get a placement out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+from router.course import Course
+from router.policy import LeastOutstanding
+from router.settings import RouterSettings
+from router.workers.client import WorkerClient
+from router.workers.registry import Registry
+from router.workers.state import Worker
+from shared.errors import Overloaded, ServingError, Unavailable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The workers and how to reach and choose them."""
+
+    settings: RouterSettings
+    client: WorkerClient
+    registry: Registry
+    policy: LeastOutstanding[Worker]
+
+    async def place(
+        self, choose: Callable[[Collection[str]], T | None], course: Course, refused: Mapping[str, Overloaded]
+    ) -> T:
+        """What `choose` finds, given the addresses that already refused this try.
+
+        A request that no worker has failed yet is told at once that there is no room or nobody. A broken one
+        waits for a worker to come back, `recovery_wait_s` at most.
+        Raises Overloaded, Unavailable, or the error that broke it.
+        """
+        until = perf_counter() + self.settings.recovery_wait_s
+        excluded: Collection[str] = refused
+        while (found := choose(excluded)) is None:
+            wait_s = min(until - perf_counter(), course.left_s)
+            if course.last_error is None or wait_s <= 0 or (refused and not course.begun):
+                raise self._nobody(course, refused)
+            if refused and course.begun:
+                wait_s, excluded = min(wait_s, 0.5), ()
+            await self.registry.changed(within_s=wait_s)
+        return found
+
+    def _nobody(self, course: Course, refused: Mapping[str, Overloaded]) -> ServingError:
+        if refused:
+            return list(refused.values())[-1]
+        if course.last_error is not None:
+            return course.last_error
+        return Unavailable("no worker can take the request now", retry_after_s=self.settings.retry_after_s)

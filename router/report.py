@@ -1,0 +1,89 @@
+"""What one relay measured and counted, and its form in response headers and in a stream's last comment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from router.timing import AT_FIRST_TOKEN, Stages, header_text, server_timing
+
+
+@dataclass(slots=True)
+class Way:
+    """The way that the answer took: workers, stages and what was moved. A retried request tells its last try's."""
+
+    topology: Literal["pd", "unified"] = "pd"
+    stages: Stages = field(default_factory=Stages)
+    prefill_worker: str | None = None
+    decode_worker: str | None = None
+    transport: str | None = None
+    kv_bytes: int = 0
+    wire_bytes: int = 0
+    hidden_s: float = 0.0
+    prompt_tokens_computed_on_decode: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts of one prompt. completion_tokens: over all its choices, as the workers sampled them."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    retries: int = 0
+    way: Way = field(default_factory=Way)
+
+
+def combined(reports: list[Report], *, total_s: float) -> Report:
+    """One report for all prompts of a request: counts are added, the way is that of the one that ended last.
+
+    reports: in the order in which they ended.
+    """
+    last = reports[-1].way
+    last.stages.total = total_s
+    return Report(
+        prompt_tokens=sum(r.prompt_tokens for r in reports),
+        cached_tokens=sum(r.cached_tokens for r in reports),
+        completion_tokens=sum(r.completion_tokens for r in reports),
+        retries=sum(r.retries for r in reports),
+        way=last,
+    )
+
+
+def headers(report: Report, *, at_first_token: bool) -> dict[str, str]:
+    """Server-Timing and X-Handoff-* headers; at the first token only those that are known then."""
+    way = report.way
+    found = {
+        "server-timing": server_timing(way.stages, known=AT_FIRST_TOKEN if at_first_token else None),
+        "x-handoff-topology": way.topology,
+        "x-handoff-cached-tokens": str(report.cached_tokens),
+        "x-handoff-retries": str(report.retries),
+    }
+    if way.prefill_worker is not None:
+        found["x-handoff-prefill-worker"] = header_text(way.prefill_worker)
+    if way.decode_worker is not None:
+        found["x-handoff-decode-worker"] = header_text(way.decode_worker)
+    if not at_first_token:
+        found["x-handoff-kv-bytes"] = str(way.kv_bytes)
+        found["x-handoff-transport"] = header_text(way.transport or "none")
+        found["x-handoff-prompt-tokens-computed-on-decode"] = str(way.prompt_tokens_computed_on_decode)
+        found["x-handoff-hidden-transfer-ms"] = f"{way.hidden_s * 1e3:.3f}"
+    return found
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """The whole report as plain values, for the last event of a stream and the usage chunk."""
+    way = report.way
+    return {
+        "stages_ms": way.stages.as_ms(),
+        "topology": way.topology,
+        "prefill_worker": None if way.prefill_worker is None else header_text(way.prefill_worker),
+        "decode_worker": None if way.decode_worker is None else header_text(way.decode_worker),
+        "transport": header_text(way.transport or "none"),
+        "kv_bytes": way.kv_bytes,
+        "wire_bytes": way.wire_bytes,
+        "hidden_transfer_ms": round(way.hidden_s * 1e3, 3),
+        "prompt_tokens_computed_on_decode": way.prompt_tokens_computed_on_decode,
+        "cached_tokens": report.cached_tokens,
+        "retries": report.retries,
+    }

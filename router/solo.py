@@ -1,0 +1,113 @@
+"""One try over one worker: decode computes the prompt itself (unified mode), or prefill's first token is all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+from router.course import Course
+from router.fleet import Fleet
+from router.legs import Arrival, Inbox, Leg, LegFailed
+from router.report import Way
+from router.workers.state import Worker
+from router.workers.stream import EventStream
+from shared.errors import BackendError, Overloaded
+from shared.wire import DecodeEvent, First, PrefillEvent
+
+E = TypeVar("E", bound=DecodeEvent | PrefillEvent)
+
+
+class SoloTry:
+    """Serves one group of choices, once. Raises as SplitTry does."""
+
+    def __init__(self, fleet: Fleet, course: Course, group: range) -> None:
+        self._fleet = fleet
+        self._course = course
+        self._group = group
+        self._inbox = Inbox()
+        self._id = course.next_id()
+        self._way = Way()
+
+    async def run_prefill_only(self) -> None:
+        """The next token is the last one: no reservation, and no KV travels."""
+        fleet, course, way = self._fleet, self._course, self._way
+        way.topology = "pd"
+
+        async def open_stream(worker: Worker) -> EventStream[PrefillEvent]:
+            return await fleet.client.prefill(worker, course.prefill_request(self._group, self._id, None))
+
+        async with self._answered(fleet.registry.prefill, open_stream) as (leg, first):
+            way.prefill_worker = leg.worker.name
+            course.first(leg, self._group, first, way)
+            if course.unfinished(self._group):
+                raise LegFailed(leg, BackendError(f"{leg.worker.name} did not end what it had to end"))
+            course.ended(way)
+            await self._inbox.take(fleet.settings.prefill_timeout_s, leg)
+
+    async def run_unified(self) -> None:
+        """Prompt and answer at one decode worker."""
+        fleet, course, way = self._fleet, self._course, self._way
+        way.topology = "unified"
+
+        async def open_stream(worker: Worker) -> EventStream[DecodeEvent]:
+            return await fleet.client.decode(worker, course.decode_request(self._group, self._id, local=True))
+
+        async with self._answered(fleet.registry.decode, open_stream) as (leg, first):
+            way.decode_worker = leg.worker.name
+            course.holders.update(dict.fromkeys(self._group, (leg.worker, self._id)))
+            course.first(leg, self._group, first, way)
+            while True:
+                event = (await self._inbox.take(fleet.settings.decode_timeout_s, leg)).event
+                if isinstance(event, DecodeEvent) and event.tokens is not None:
+                    course.tokens(leg, self._group, event.tokens)
+                elif isinstance(event, DecodeEvent) and event.finish is not None:
+                    break
+                else:
+                    raise LegFailed(leg, BackendError(f"{leg.worker.name} answered out of turn"))
+            if course.unfinished(self._group):
+                raise LegFailed(leg, BackendError(f"{leg.worker.name} finished too early"))
+            way.prompt_tokens_computed_on_decode = event.finish.prompt_tokens_computed
+            way.stages.decode_queue = event.finish.decode_queue_s
+            way.stages.decode = event.finish.decode_s
+            course.ended(way)
+
+    @asynccontextmanager
+    async def _answered(
+        self,
+        candidates: Callable[[], Sequence[Worker]],
+        open_stream: Callable[[Worker], Awaitable[EventStream[E]]],
+    ) -> AsyncIterator[tuple[Leg[E], First]]:
+        """A leg that has brought the first tokens. Workers without room are asked once each."""
+        fleet, course = self._fleet, self._course
+        refused: dict[str, Overloaded] = {}
+        while True:
+            worker = await fleet.place(
+                lambda exclude: fleet.policy.one(candidates(), avoid=course.avoid, exclude=exclude),
+                course,
+                refused,
+            )
+            course.placed(self._way)
+            leg: Leg[E] = Leg(
+                worker,
+                tokens=course.outstanding_tokens(self._group),
+                open_stream=partial(open_stream, worker),
+                inbox=self._inbox,
+            )
+            async with leg:
+                try:
+                    arrival = await self._inbox.take(fleet.settings.prefill_timeout_s, leg)
+                except LegFailed as exc:
+                    if not isinstance(exc.error, Overloaded):
+                        raise
+                    refused[worker.url] = exc.error
+                    continue
+                yield leg, _first(arrival)
+                return
+
+
+def _first(arrival: Arrival) -> First:
+    if arrival.event is None or arrival.event.first is None:
+        raise LegFailed(arrival.leg, BackendError(f"{arrival.leg.worker.name} answered out of turn"))
+    return arrival.event.first

@@ -1,0 +1,200 @@
+"""One try over two workers: reserve at decode, prefill, hand the first token out, follow decode to the end.
+
+        reserved            first             sent / tokens ... finish
+    |----- reserve -----|-- queue, prefill --|-- transfer --|-- decode --|
+
+Until `first` another prefill worker can take over under the same reservation; afterwards the KV may be half sent,
+so any failure ends the try, and the next one resumes from the tokens that are out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from time import perf_counter
+
+from router.course import Course
+from router.fleet import Fleet
+from router.legs import Inbox, Leg, LegFailed
+from router.report import Way
+from router.workers.state import Worker
+from shared.errors import BackendError, EngineFault, Overloaded
+from shared.wire import DecodeEvent, Finish, First, Handoff, PrefillEvent, Sent
+
+SENT_WAIT_S = 1.0
+"""How long the prefill worker's account of the transfer may come after decode's end."""
+
+
+class SplitTry:
+    """Serves one group of choices, once."""
+
+    def __init__(self, fleet: Fleet, course: Course, group: range) -> None:
+        self._fleet = fleet
+        self._course = course
+        self._group = group
+        self._inbox = Inbox()
+        self._way = Way(topology="pd")
+        self._id = course.next_id()
+
+    async def run(self) -> None:
+        """Raises LegFailed with the leg to blame, or the ServingError that says there is no room."""
+        course, way = self._course, self._way
+        async with (
+            self._reserved() as (worker, decode, handoff),
+            self._prefilled(worker, decode, handoff) as (prefill, first),
+        ):
+            course.first(prefill, self._group, first, way)
+            if course.unfinished(self._group):
+                await self._follow(prefill, decode)
+                course.ended(way)
+            else:
+                course.ended(way)
+                await self._prefill_done(prefill)
+
+    @asynccontextmanager
+    async def _reserved(self) -> AsyncIterator[tuple[Worker, Leg[DecodeEvent], Handoff]]:
+        """A prefill worker and a reservation at a decode worker. Those without room are asked once each."""
+        fleet, course = self._fleet, self._course
+        refused: dict[str, Overloaded] = {}
+        while True:
+            prefill, worker = await fleet.place(
+                lambda exclude: fleet.policy.pair(
+                    fleet.registry.prefill(), fleet.registry.decode(), avoid=course.avoid, exclude=exclude
+                ),
+                course,
+                refused,
+            )
+            placed_at = course.placed(self._way)
+            request = course.decode_request(self._group, self._id, local=False)
+            async with Leg(
+                worker,
+                tokens=course.outstanding_tokens(self._group),
+                open_stream=partial(fleet.client.decode, worker, request),
+                inbox=self._inbox,
+            ) as leg:
+                try:
+                    handoff = await self._grant(leg)
+                except LegFailed as exc:
+                    if not isinstance(exc.error, Overloaded):
+                        raise
+                    refused[worker.url] = exc.error
+                    continue
+                self._way.stages.reserve = perf_counter() - placed_at
+                self._way.decode_worker = worker.name
+                course.holders.update(dict.fromkeys(self._group, (worker, self._id)))
+                yield prefill, leg, handoff
+                return
+
+    async def _grant(self, leg: Leg[DecodeEvent]) -> Handoff:
+        arrival = await self._inbox.take(self._fleet.settings.reserve_timeout_s, leg)
+        if not isinstance(arrival.event, DecodeEvent) or arrival.event.reserved is None:
+            raise LegFailed(leg, BackendError(f"{leg.worker.name} granted nothing"))
+        return arrival.event.reserved
+
+    @asynccontextmanager
+    async def _prefilled(
+        self, worker: Worker, decode: Leg[DecodeEvent], handoff: Handoff
+    ) -> AsyncIterator[tuple[Leg[PrefillEvent], First]]:
+        """A prefill leg that has brought the first tokens; a lost or full one is replaced."""
+        fleet, course = self._fleet, self._course
+        refused: dict[str, Overloaded] = {}
+        while True:
+            request = course.prefill_request(self._group, self._id, handoff)
+            started_at = perf_counter()
+            async with Leg(
+                worker,
+                tokens=len(request.token_ids),
+                open_stream=partial(fleet.client.prefill, worker, request),
+                inbox=self._inbox,
+            ) as leg:
+                try:
+                    first = await self._first(leg)
+                except LegFailed as exc:
+                    if exc.leg is not leg:
+                        raise
+                    if isinstance(exc.error, Overloaded):
+                        refused[worker.url] = exc.error
+                    elif could_not_send(exc):
+                        raise LegFailed(decode, exc.error) from exc
+                    else:
+                        course.failed(exc.error)
+                        course.avoid.add(worker.url)
+                else:
+                    self._way.prefill_worker = worker.name
+                    yield leg, first
+                    return
+            worker = await fleet.place(
+                lambda exclude: fleet.policy.one(
+                    fleet.registry.prefill(), avoid=course.avoid, exclude=exclude, like=decode.worker
+                ),
+                course,
+                refused,
+            )
+            self._way.stages.retry += perf_counter() - started_at
+
+    async def _first(self, leg: Leg[PrefillEvent]) -> First:
+        arrival = await self._inbox.take(self._fleet.settings.prefill_timeout_s, leg)
+        if not isinstance(arrival.event, PrefillEvent) or arrival.event.first is None:
+            raise LegFailed(arrival.leg, BackendError(f"{arrival.leg.worker.name} answered out of turn"))
+        return arrival.event.first
+
+    async def _prefill_done(self, leg: Leg[PrefillEvent]) -> None:
+        """Everything wanted is there: let the prefill stream end by itself, so that its connection is kept."""
+        try:
+            await self._inbox.take(SENT_WAIT_S, leg)
+        except LegFailed:
+            return
+
+    async def _follow(self, prefill: Leg[PrefillEvent], decode: Leg[DecodeEvent]) -> None:
+        """Relay decode's tokens until it has finished and the transfer is accounted for."""
+        settings, course = self._fleet.settings, self._course
+        finish: Finish | None = None
+        sent_known = injected = False
+        while finish is None or not sent_known:
+            if finish is not None:
+                limit_s = SENT_WAIT_S
+            else:
+                limit_s = settings.decode_timeout_s if injected else settings.transfer_timeout_s
+            try:
+                arrival = await self._inbox.take(limit_s, prefill if finish is not None else decode)
+            except LegFailed as exc:
+                if exc.leg is prefill and injected:
+                    sent_known = True  # it is lost with its account, but decode has all that it needs
+                    continue
+                if exc.leg is prefill and could_not_send(exc):
+                    raise LegFailed(decode, exc.error) from exc
+                raise
+            event = arrival.event
+            if isinstance(event, PrefillEvent):
+                if event.sent is not None:
+                    self._account(event.sent)
+                    sent_known = injected = True
+                elif event.done is None or not sent_known:
+                    raise LegFailed(prefill, BackendError(f"{prefill.worker.name} sent no KV"))
+            elif event is not None and event.tokens is not None:
+                injected = True
+                course.tokens(decode, self._group, event.tokens)
+            elif event is not None and event.finish is not None:
+                finish = event.finish
+                injected = True
+            else:
+                raise LegFailed(decode, BackendError(f"{decode.worker.name} answered out of turn"))
+        if course.unfinished(self._group):
+            raise LegFailed(decode, BackendError(f"{decode.worker.name} finished too early"))
+        way = self._way
+        way.kv_bytes = finish.kv_bytes_received
+        way.prompt_tokens_computed_on_decode = finish.prompt_tokens_computed
+        way.stages.decode_queue = finish.decode_queue_s
+        way.stages.decode = finish.decode_s
+
+    def _account(self, sent: Sent) -> None:
+        self._way.transport = sent.transport
+        self._way.wire_bytes = sent.wire_bytes
+        self._way.hidden_s = sent.hidden_s
+        self._way.stages.transfer = sent.transfer_s
+
+
+def could_not_send(failure: LegFailed) -> bool:
+    """Did a healthy prefill worker report that the hand-off failed? Then the reservation is spent, not it."""
+    return failure.leg.reported and not isinstance(failure.error, EngineFault | Overloaded)

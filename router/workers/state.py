@@ -1,0 +1,71 @@
+"""What the router knows of one worker, and the leases that count what it has given it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from shared.errors import InvariantBroken
+from shared.wire import Fingerprint, Role, WorkerInfo
+
+
+class Worker:
+    """One worker address. Changed on the event loop only.
+
+    info: its last answer, None before the first one; kept while it is lost, for its name and fingerprint.
+    problem: why it gets no work, in words for /ready; None when it may get some.
+    """
+
+    def __init__(self, role: Role, url: str, on_change: Callable[[], None]) -> None:
+        self.role: Role = role
+        self.url = url
+        self.info: WorkerInfo | None = None
+        self.problem: str | None = "not seen yet"
+        self.outstanding_requests = 0
+        self.outstanding_tokens = 0
+        self._on_change = on_change
+
+    @property
+    def usable(self) -> bool:
+        """May it be given work?"""
+        return self.problem is None and self.info is not None
+
+    @property
+    def name(self) -> str:
+        """Its own name if it is known; never its address, which is nobody's business outside."""
+        return self.info.name if self.info is not None else self.role
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Only of a worker that has been seen."""
+        if self.info is None:
+            raise InvariantBroken("a worker that was not seen has no fingerprint")
+        return self.info.fingerprint
+
+    def seen(self, info: WorkerInfo, problem: str | None) -> None:
+        """Take over a worker's answer and the judgement on it."""
+        changed = self.info is None or self.info.boot != info.boot or self.problem != problem
+        self.info = info
+        self.problem = problem
+        if changed:
+            self._on_change()
+
+    def lost(self, problem: str) -> None:
+        """It cannot be reached: no work until it answers again."""
+        changed = self.problem != problem
+        self.problem = problem
+        if changed:
+            self._on_change()
+
+    @contextmanager
+    def lease(self, tokens: int) -> Iterator[None]:
+        """Count one request of `tokens` tokens as outstanding for as long as the context lives."""
+        self.outstanding_requests += 1
+        self.outstanding_tokens += tokens
+        try:
+            yield
+        finally:
+            self.outstanding_requests -= 1
+            self.outstanding_tokens -= tokens
+            if self.outstanding_requests < 0 or self.outstanding_tokens < 0:
+                raise InvariantBroken("a lease was returned twice")
