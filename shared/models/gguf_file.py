@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shared.models.error import ModelError
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _PIECE_NUMBERS = 1 << 21
 _SCALARS = {
@@ -120,8 +120,8 @@ class _Cursor:
 
 def _read_tables(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     magic, version = struct.pack("<I", cursor.scalar("<I")), cursor.scalar("<I")
-    if magic != _MAGIC or version not in _VERSIONS:
-        raise ValueError("it does not begin like one" if magic != _MAGIC else f"version {version}")
+    if magic != MAGIC or version not in _VERSIONS:
+        raise ValueError("it does not begin like one" if magic != MAGIC else f"version {version}")
     num_tensors, num_values = cursor.scalar("<Q"), cursor.scalar("<Q")
     metadata = {}
     for _ in range(num_values):

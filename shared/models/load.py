@@ -39,7 +39,7 @@ def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTra
     if absent:
         raise ModelError(f"{folder} lacks {len(absent)} tensors of its architecture, among them {absent[0]}")
     model.requires_grad_(False)
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     return model
 
 

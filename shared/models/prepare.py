@@ -2,6 +2,7 @@
 
     ensure_checkpoint   for workers: all of it, downloaded and converted if need be
     ensure_tokenizer    for the router: config, generation config and tokenizer are enough
+    find_checkpoint     what is ready already, without making it
 
 A checkpoint that already has the wanted dtype is used where it lies. Any other is converted once into the
 cache, by one process while the others wait, and reused as long as its source has the same files, sizes and
@@ -24,7 +25,7 @@ from shared.models.error import ModelError
 from shared.models.files import read_json, small_files, weight_files
 from shared.models.gguf_checkpoint import write_small_files
 from shared.models.gguf_file import GgufFile
-from shared.models.locate import Located, locate
+from shared.models.locate import Located, find, locate
 from shared.models.safetensors_file import DTYPE_NAMES, read_specs
 from shared.models.store import Report, make_entry
 
@@ -41,11 +42,9 @@ def ensure_checkpoint(model: str, dtype_name: str, cache_dir: Path, report: Repo
     line for every step worth telling. SIGTERM and Ctrl-C stop it and leave nothing half-written.
     Raises ModelError, with one clear line.
     """
-    if dtype_name not in DTYPE_NAMES:
-        raise ModelError(f"cannot serve in {dtype_name}: it is none of {', '.join(DTYPE_NAMES)}")
     located = locate(model, cache_dir, report)
-    if not located.is_gguf and _has_dtype(located.path, dtype_name):
-        return located.path
+    if ready := _ready(located, dtype_name, cache_dir):
+        return ready
 
     def make(partial: Path) -> None:
         report(f"converting {located.name} to {dtype_name}, once")
@@ -53,6 +52,15 @@ def ensure_checkpoint(model: str, dtype_name: str, cache_dir: Path, report: Repo
         _write_origin(partial, located, dtype_name)
 
     return make_entry(cache_dir, _entry(located, dtype_name), make, report=report)
+
+
+def find_checkpoint(model: str, dtype_name: str, cache_dir: Path) -> Path | None:
+    """What ensure_checkpoint would return at once; None if it had to download or convert. Uses no network.
+
+    Raises ModelError.
+    """
+    located = find(model, cache_dir)
+    return _ready(located, dtype_name, cache_dir) if located else None
 
 
 def ensure_tokenizer(model: str, cache_dir: Path, report: Report) -> Path:
@@ -82,6 +90,16 @@ def model_name(folder: Path) -> str:
         if match := _HUB_SNAPSHOT.match(part):
             return match[1].replace("--", "/")
     return folder.name
+
+
+def _ready(located: Located, dtype_name: str, cache_dir: Path) -> Path | None:
+    """The folder to serve `located` from, if there is one already."""
+    if dtype_name not in DTYPE_NAMES:
+        raise ModelError(f"cannot serve in {dtype_name}: it is none of {', '.join(DTYPE_NAMES)}")
+    if not located.is_gguf and _has_dtype(located.path, dtype_name):
+        return located.path
+    made = cache_dir / _entry(located, dtype_name)
+    return made if made.is_dir() else None
 
 
 def _has_dtype(folder: Path, dtype_name: str) -> bool:
