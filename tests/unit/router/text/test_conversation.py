@@ -110,7 +110,7 @@ def test_overlapping_control_strings_are_broken(
 
 
 def test_template_filters_do_not_disturb_it(tokenizer: TextTokenizer) -> None:
-    """Trimming, JSON in both spellings, case changes and splitting leave the text as it is without control strings."""
+    """Trimming, JSON in both spellings, case changes and splitting do to the text what they do to any."""
     text = (
         "<|im_start|>{{ messages[0].content | trim | upper }}<|im_end|>{{ messages[0].content | tojson }}"
         "{{ messages[0].content | tojson(ensure_ascii=true) }}{{ messages[0].content.split('|')[-1] }}"
