@@ -50,6 +50,12 @@ def add_options(parser: LocustArgumentParser, **_: object) -> None:
     add("--prompt-tokens", int, 128, "Prompt length in tokens")
     add("--max-tokens", int, 32, "Output length in tokens")
     add("--seed", int, 0, "Seed of prompts")
+    add(
+        "--requests",
+        int,
+        0,
+        "End the run after so many requests; 0 goes on until -t, or the end of the trace",
+    )
     add("--trace", str, "", "Replay azure-conv, azure-code, mooncake, or a trace file")
     add("--time-scale", float, 1.0, "Multiplies the arrival times of the trace")
     add("--length-scale", float, 1.0, "Multiplies the lengths of the trace")
@@ -66,9 +72,10 @@ class Workload:
     """Hands requests to all users of this process, each once. gevent switches only on I/O: no lock needed."""
 
     def __init__(self, options: Any) -> None:
+        limit = options.requests or None
         if options.trace:
             scale = Scale(options.time_scale, options.length_scale)
-            planned = replay(read(find(options.trace)), scale, seed=options.seed)
+            planned = replay(read(find(options.trace), limit=limit), scale, seed=options.seed)
             self._source: Iterator[tuple[float | None, Request]] = (
                 (item.due_s, item.request) for item in planned.requests
             )
@@ -76,13 +83,15 @@ class Workload:
             requests = synthetic(
                 prompt_tokens=options.prompt_tokens, max_tokens=options.max_tokens, seed=options.seed
             )
-            self._source = zip(itertools.repeat(None), requests, strict=False)
+            self._source = zip(itertools.repeat(None), itertools.islice(requests, limit), strict=False)
         self._started_s = time.monotonic()
+        self.ended = False
 
     def take(self) -> tuple[float, Request] | None:
-        """Seconds until the next request is due, and the request; None when a trace has ended."""
+        """Seconds until the next request is due, and the request; None when all were sent."""
         due_s, request = next(self._source, (None, None))
         if request is None:
+            self.ended = True
             return None
         return (0.0 if due_s is None else max(0.0, self._started_s + due_s - time.monotonic())), request
 
@@ -105,6 +114,12 @@ class CompletionUser(FastHttpUser):
         self._headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         self._pause_s = (options.pause_min, max(options.pause_min, options.pause_max))
         self._model: str = options.model or self._first_model()
+
+    def on_stop(self) -> None:
+        """The last user to find nothing more to send ends the run; no need to guess its length for `-t`."""
+        runner = self.environment.runner
+        if runner is not None and self._workload.ended and runner.user_count <= 1:
+            runner.quit()
 
     def wait_time(self) -> float:
         """Pause between two requests."""
