@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, repeat
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -26,18 +27,12 @@ from shared.kv.manifest import Expected, check
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSink
 
-WINDOW_BYTES = 1024 * 1024
+WINDOW_BYTES = 512 * 1024
 WINDOW_VIEWS = 256
-_PIECE_BYTES = 256 * 1024
 _MAX_TOKEN_ID = 2**31
 
-
-@dataclass(slots=True)
-class _Piece:
-    """A stretch that still wants bytes, and the digest of the tensor that it belongs to, if it is KV."""
-
-    view: memoryview
-    digest: xxh3_64 | None = None
+# Views that are one tensor, and its digest; plain buffers (header, trailer) are digested when they are complete.
+_Stretch = tuple[Sequence[memoryview], xxh3_64 | None]
 
 
 @dataclass(slots=True)
@@ -61,9 +56,10 @@ class BlobDecoder:
         self._total_bytes = total_bytes
         self._max_header_bytes = min(max_header_bytes, total_bytes)
         self._taken_bytes = 0
-        self._window: deque[_Piece] = deque()
+        self._views: deque[memoryview] = deque()
+        self._digests: deque[xxh3_64 | None] = deque()
         self._window_bytes = 0
-        self._pieces: Iterator[_Piece] = iter(())
+        self._stretches: Iterator[_Stretch] = iter(())
         self._received: Received | None = None
         self._sections = self._read()
         self.section = Section(0)
@@ -71,11 +67,11 @@ class BlobDecoder:
 
     def next_buffer(self) -> memoryview | None:
         """Where the next bytes must land; None when the blob is complete."""
-        return self._window[0].view if self._window else None
+        return self._views[0] if self._views else None
 
     def next_buffers(self) -> list[memoryview]:
-        """The same as a scatter list, up to a bounded size; empty when the blob is complete."""
-        return [piece.view for piece in self._window]
+        """The same as a scatter list of bounded length; empty when the blob is complete."""
+        return list(islice(self._views, WINDOW_VIEWS))
 
     def advance(self, num_bytes: int) -> None:
         """`num_bytes` have been written into the buffers, in order.
@@ -87,16 +83,18 @@ class BlobDecoder:
         self._taken_bytes += num_bytes
         self.section.taken_bytes += num_bytes
         self._window_bytes -= num_bytes
+        views, digests = self._views, self._digests
         while num_bytes:
-            piece = self._window[0]
-            view, left = piece.view[:num_bytes], piece.view[num_bytes:]
-            if piece.digest is not None:
-                piece.digest.update(view)
-            num_bytes -= view.nbytes
-            if left.nbytes:
-                piece.view = left
+            view, digest = views[0], digests[0]
+            if view.nbytes <= num_bytes:
+                views.popleft()
+                digests.popleft()
             else:
-                self._window.popleft()
+                views[0] = view[num_bytes:]
+                view = view[:num_bytes]
+            if digest is not None:
+                digest.update(view)
+            num_bytes -= view.nbytes
         self._refill()
 
     def result(self) -> Received:
@@ -106,21 +104,24 @@ class BlobDecoder:
         return self._received
 
     def _refill(self) -> None:
-        """Keep the window filled from this section; when it is done, go on to the next."""
-        while self._window_bytes < WINDOW_BYTES // 2 and len(self._window) < WINDOW_VIEWS:
-            piece = next(self._pieces, None)
-            if piece is not None:
-                self._window.append(piece)
-                self._window_bytes += piece.view.nbytes
-            elif self._window:
+        """Keep the window filled from this section; when that is full, go on to the next."""
+        while self._window_bytes < WINDOW_BYTES:
+            stretch = next(self._stretches, None)
+            if stretch is not None:
+                views, digest = stretch
+                filled = [view for view in views if view.nbytes]
+                self._views.extend(filled)
+                self._digests.extend(repeat(digest, len(filled)))
+                self._window_bytes += sum(view.nbytes for view in filled)
+            elif self._views:
                 return
             else:
                 section = next(self._sections, None)
                 if section is None:
                     return
-                self.section, self._pieces = section
+                self.section, self._stretches = section
 
-    def _read(self) -> Iterator[tuple[Section, Iterator[_Piece]]]:
+    def _read(self) -> Iterator[tuple[Section, Iterator[_Stretch]]]:
         """The blob from front to back. Resumed each time that the section it gave out is full."""
         prefix = bytearray(LENGTH.size)
         yield _plain(prefix)
@@ -150,18 +151,16 @@ class BlobDecoder:
             raise ManifestMismatch("the blob's length is not what its manifest implies")
         return layout
 
-    def _chunk(self, parts: list[KvPart], digests: list[xxh3_64]) -> Iterator[_Piece]:
+    def _chunk(self, parts: list[KvPart], digests: list[xxh3_64]) -> Iterator[_Stretch]:
         for part, digest in zip(parts, digests, strict=True):
             views = self._sink.views(part.layer, part.kind, part.start, part.end)
             if sum(view.nbytes for view in views) != part.span.nbytes:
                 raise InvariantBroken(f"the sink's views are not the size of {part.span.name}")
-            for view in views:
-                for at in range(0, view.nbytes, _PIECE_BYTES):
-                    yield _Piece(view[at : at + _PIECE_BYTES], digest)
+            yield views, digest
 
 
-def _plain(buffer: bytearray) -> tuple[Section, Iterator[_Piece]]:
-    return Section(len(buffer)), iter((_Piece(memoryview(buffer)),))
+def _plain(buffer: bytearray) -> tuple[Section, Iterator[_Stretch]]:
+    return Section(len(buffer)), iter([([memoryview(buffer)], None)])
 
 
 def _check_trailer(

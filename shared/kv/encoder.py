@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
@@ -47,15 +47,13 @@ class BlobEncoder:
             views = self._source.views(part.layer, part.kind, part.start, part.end)
             if sum(view.nbytes for view in views) != part.span.nbytes:
                 raise InvariantBroken(f"the source's views are not the size of {part.span.name}")
-            for view in views:
-                for at in range(0, view.nbytes, PIECE_BYTES):
-                    piece = view[at : at + PIECE_BYTES]
-                    digest.update(piece)
-                    batch.append(piece)
-                    batch_bytes += piece.nbytes
-                    if batch_bytes >= BATCH_BYTES or len(batch) >= BATCH_VIEWS:
-                        yield batch
-                        batch, batch_bytes = [], 0
+            for piece in views if part.span.nbytes <= PIECE_BYTES else _split(views):
+                digest.update(piece)
+                batch.append(piece)
+                batch_bytes += piece.nbytes
+                if batch_bytes >= BATCH_BYTES or len(batch) >= BATCH_VIEWS:
+                    yield batch
+                    batch, batch_bytes = [], 0
             self._digests.append(digest.intdigest())
         if batch:
             yield batch
@@ -76,3 +74,10 @@ class BlobEncoder:
             xxh3_64_intdigest(self._layout.header),
         ]
         return [tokens + flags + b"".join(digest.to_bytes(8, "little") for digest in digests)]
+
+
+def _split(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The same bytes in pieces of at most PIECE_BYTES."""
+    for view in views:
+        for at in range(0, view.nbytes, PIECE_BYTES):
+            yield view[at : at + PIECE_BYTES]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import orjson
 
@@ -26,8 +26,7 @@ _ALIGNMENT_BYTES = 64
 _MIN_JSON_BYTES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpan:
+class TensorSpan(NamedTuple):
     """One tensor of the file: bytes [begin, end) of the data section, as safetensors counts them."""
 
     name: str
@@ -46,8 +45,7 @@ class TensorSpan:
         return {"dtype": self.dtype, "shape": list(self.shape), "data_offsets": [self.begin, self.end]}
 
 
-@dataclass(frozen=True, slots=True)
-class KvPart:
+class KvPart(NamedTuple):
     """One K or V tensor and the positions it covers."""
 
     span: TensorSpan

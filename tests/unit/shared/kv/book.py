@@ -1,0 +1,91 @@
+"""A reservation book of one reservation, with events to wait for instead of sleeping."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from shared.errors import HandoffError, ReservationGone
+from shared.kv.book import Received
+from shared.kv.manifest import Expected
+from shared.kv.shape import Kind
+from shared.kv.ticket import Ticket
+from tests.unit.shared.kv.blobs import Pool
+
+BOOT = "boot1"
+
+
+class OneReservation:
+    """Implements ReceiveBook for one reservation; counts what happened to it.
+
+    on_commit: called in `commit`, may raise.
+    """
+
+    def __init__(
+        self, want: Expected, pool: Pool, on_commit: Callable[[Received], None] | None = None
+    ) -> None:
+        self.want = want
+        self.pool = pool
+        self.on_commit = on_commit
+        self.abort: Callable[[], None] | None = None
+        self.gone = False
+        self.held = False
+        self.num_claims = 0
+        self.num_releases = 0
+        self.committed: list[Received] = []
+        self.filled: list[tuple[int, int]] = []
+        self.attached = threading.Event()
+        self.released = threading.Event()
+        self.chunk_arrived = threading.Semaphore(0)
+
+    def claim(self, ticket: Ticket) -> OneClaim:
+        ticket.check_issuer(boot=BOOT, now=0.0)
+        if self.gone or self.committed:
+            raise ReservationGone("the reservation is over")
+        if self.held:
+            raise HandoffError("the KV of this reservation is already arriving")
+        self.held = True
+        self.num_claims += 1
+        return OneClaim(self)
+
+    def cancel(self) -> None:
+        """What the owner does when the client leaves."""
+        self.gone = True
+        if self.abort is not None:
+            self.abort()
+
+
+class OneClaim:
+    """Implements Claim and KvSink."""
+
+    def __init__(self, book: OneReservation) -> None:
+        self._book = book
+        self.expected = book.want
+        self.sink = self
+        self._views = book.pool.views()
+
+    def attach(self, abort: Callable[[], None]) -> None:
+        self._book.abort = abort
+        self._book.attached.set()
+        if self._book.gone:
+            abort()
+
+    def views(self, layer: int, kind: Kind, start: int, end: int) -> Sequence[memoryview]:
+        assert self._book.held
+        return self._views.views(layer, kind, start, end)
+
+    def chunk_filled(self, start: int, end: int) -> None:
+        self._book.filled.append((start, end))
+        self._book.chunk_arrived.release()
+
+    def commit(self, received: Received) -> None:
+        assert self._book.held
+        if self._book.on_commit is not None:
+            self._book.on_commit(received)
+        self._book.committed.append(received)
+
+    def release(self) -> None:
+        assert self._book.held
+        self._book.held = False
+        self._book.num_releases += 1
+        self._book.released.set()

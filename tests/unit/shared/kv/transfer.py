@@ -1,0 +1,82 @@
+"""One PUT between real sockets, as the tests of the TCP transport start it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from shared.kv.manifest import Expected, Manifest
+from shared.kv.progress import Progress
+from shared.kv.shape import Kind, KvShape
+from shared.kv.source import KvSource
+from shared.kv.tcp_sender import SendStats, SendTimeouts, send_blob
+from shared.kv.ticket import Ticket, kv_url
+from shared.wire import Handoff
+from tests.unit.shared.kv.blobs import Pool, expected, first_tokens, manifest_for
+from tests.unit.shared.kv.book import BOOT, OneReservation
+from tests.unit.shared.kv.conftest import SECRET, Listening
+
+WAIT_S = 10
+BIG = KvShape(num_layers=8, num_kv_heads=8, head_dim=64, dtype="F32")
+
+
+def grant(port: int, *, boot: str = BOOT, secret: bytes = SECRET) -> Handoff:
+    """What a decode worker on this port hands out for reservation h1."""
+    url = kv_url("127.0.0.1", port, "h1")
+    ticket = Ticket("h1", 7, url, boot, expires_at=100.0).sign(secret)
+    return Handoff(handoff_id="h1", epoch=7, kv_url=url, ticket=ticket, have_tokens=0)
+
+
+def send(
+    port: int,
+    manifest: Manifest,
+    source: KvSource,
+    progress: Progress,
+    *,
+    handoff: Handoff | None = None,
+    timeouts: SendTimeouts | None = None,
+) -> SendStats:
+    """One PUT to a local port."""
+    return send_blob(
+        handoff=handoff or grant(port),
+        secret=SECRET,
+        request_id="r1",
+        manifest=manifest,
+        source=source,
+        progress=progress,
+        timeouts=timeouts or SendTimeouts(),
+    )
+
+
+def finished(num_choices: int = 1) -> Progress:
+    """Progress of a prompt that is already computed."""
+    progress = Progress()
+    first = first_tokens(num_choices)
+    progress.finish(first.token_ids, first.finished)
+    return progress
+
+
+def reservation(want: Expected | None = None) -> OneReservation:
+    """A reservation with an empty pool."""
+    want = want or expected()
+    return OneReservation(want, Pool(want.shape, num_tokens=want.num_tokens))
+
+
+class Watched:
+    """A source that tells when it is first asked."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._views = pool.views()
+        self.asked = threading.Event()
+
+    def views(self, layer: int, kind: Kind, start: int, end: int) -> list[memoryview]:
+        self.asked.set()
+        return self._views.views(layer, kind, start, end)
+
+
+def start_sending(
+    threads: ThreadPoolExecutor, listening: Listening, source: KvSource, progress: Progress
+) -> Future[SendStats]:
+    """A send that has one chunk out and waits for the next."""
+    progress.advance(4)
+    return threads.submit(send, listening.port, manifest_for(expected()), source, progress)
