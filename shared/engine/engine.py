@@ -58,6 +58,7 @@ class Engine:
         self._groups: dict[int, Group] = {}
         self._stopping = False
         self._broken: str | None = None
+        self._act_on_broken: Callable[[], None] | None = None
         self._step_started_at: float | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self.counts = EngineCounts()
@@ -100,6 +101,10 @@ class Engine:
 
     # -- state, from any thread
 
+    def on_broken(self, act: Callable[[], None]) -> None:
+        """`act` is called once, on the engine thread, when this engine can never serve again."""
+        self._act_on_broken = act
+
     @property
     def pool_counts(self) -> PoolCounts:
         return self._scheduler.pool.counts()
@@ -112,6 +117,11 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         return len(self._scheduler.waiting)
+
+    @property
+    def is_broken(self) -> bool:
+        """A step failed, or the thread died of an exception: this engine will never serve again."""
+        return self._broken is not None
 
     def problem(self, step_limit_s: float) -> str | None:
         """Why this engine cannot serve, or None. A step longer than `step_limit_s` counts as hung."""
@@ -136,8 +146,8 @@ class Engine:
             while self._wait_for_work():
                 self._turn()
         except BaseException as exc:
-            self._broken = "the engine thread died"
             log.exception("engine_died")
+            self._break("the engine thread died")
             if not isinstance(exc, Exception):
                 raise
         finally:
@@ -186,12 +196,17 @@ class Engine:
             self._fault(step, Overloaded("the worker ran out of memory", retry_after_s=1.0), exc)
             return
         except Exception as exc:  # noqa: BLE001 - whatever it is, these requests end and the process says so
-            self._broken = "a step of the engine failed"
             self._fault(step, EngineFault("the engine failed while serving this request"), exc)
+            self._break("a step of the engine failed")
             return
         self.counts.steps += 1
         self.counts.prompt_tokens_computed += sum(c.end - c.start for c in step.chunks)
         self.counts.output_tokens += self._output.apply(step, logits_BV)
+
+    def _break(self, problem: str) -> None:
+        self._broken = problem
+        if self._act_on_broken is not None:
+            self._act_on_broken()
 
     def _fault(self, step: Step, error: ServingError, cause: Exception) -> None:
         log.error("step_failed", exc_info=cause, num_decodes=len(step.decodes), num_chunks=len(step.chunks))

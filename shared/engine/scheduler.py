@@ -7,6 +7,7 @@ A step is one decode token of every running sequence, then prompt chunks of at m
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -24,13 +25,17 @@ from shared.errors import (
 
 @dataclass(frozen=True)
 class Limits:
-    """chunk_size: prompt tokens a step, 0 = one whole prompt a step. max_num_seqs: choices admitted at a time."""
+    """chunk_size: prompt tokens a step, 0 = one whole prompt a step. max_num_seqs: choices admitted at a time.
+
+    queue_timeout_s: longest wait for blocks, after which a request is better tried elsewhere or later.
+    """
 
     chunk_size: int
     max_num_seqs: int
     max_queued: int
     max_model_len: int
     vocab_size: int
+    queue_timeout_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -106,13 +111,17 @@ class Scheduler:
         self.waiting.append(group)
 
     def expire(self, now: float) -> None:
-        """End every group whose deadline has passed."""
+        """End every group whose deadline has passed, or that has waited too long."""
         for group in [g for g in (*self.waiting, *self.active) if g.deadline <= now]:
             self.fail(group, DeadlineExceeded("the request's deadline passed"))
+        for group in [g for g in self.waiting if g.submitted_at + self.limits.queue_timeout_s <= now]:
+            self.fail(group, Overloaded("the worker has no room for this request", retry_after_s=1.0))
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do next."""
-        return min((g.deadline for g in (*self.waiting, *self.active)), default=None)
+        limit_s = self.limits.queue_timeout_s
+        waiting = (min(g.deadline, g.submitted_at + limit_s) for g in self.waiting)
+        return min((*waiting, *(g.deadline for g in self.active)), default=None)
 
     def admit(self) -> None:
         """Grant blocks to the head of the queue for as long as it fits."""

@@ -159,4 +159,5 @@ def _limits(settings: WorkerSettings, facts: ModelFacts, shape: CacheShape) -> L
         max_queued=settings.max_queued,
         max_model_len=wanted,
         vocab_size=facts.vocab_size,
+        queue_timeout_s=settings.queue_timeout_s,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -24,6 +26,7 @@ S = TypeVar("S", bound=WorkerSettings)
 
 BAD_SETTINGS = 2
 NO_MODEL = 1
+BROKEN = 3
 
 
 def run_worker(
@@ -33,7 +36,10 @@ def run_worker(
     environ: Mapping[str, str],
     known: frozenset[str],
 ) -> int:
-    """Exit code: 0 stopped by a signal, 1 no model or address, 2 bad settings; one clear line says why."""
+    """Exit code: 0 stopped by a signal, 1 no model or address, 2 bad settings, 3 the engine broke.
+
+    One clear line says why.
+    """
     try:
         settings = load(settings_class, environ, known)
         secret = load_secret(
@@ -54,5 +60,8 @@ def run_worker(
     except BadSettings as exc:
         log.error("bad_settings", reason=str(exc))
         return BAD_SETTINGS
+    # A device that has failed once answers nothing right any more; whoever started us starts us again.
+    worker.engine.on_broken(lambda: os.kill(os.getpid(), signal.SIGTERM))
     app = create_app(worker, settings, secret)
-    return serve(app, host=settings.host, port=settings.port, drain_timeout_s=settings.drain_timeout_s)
+    code = serve(app, host=settings.host, port=settings.port, drain_timeout_s=settings.drain_timeout_s)
+    return code or (BROKEN if worker.engine.is_broken else 0)

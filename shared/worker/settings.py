@@ -44,6 +44,9 @@ class WorkerSettings(CommonSettings):
     )
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Choices admitted at a time.")
     max_queued: int = Field(128, ge=1, le=100_000, description="Requests that may wait; more get 429.")
+    queue_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="Seconds that a request may wait for room; then it gets 429."
+    )
     max_model_len: int | None = Field(
         None, ge=2, description="Longest prompt plus answer in tokens; empty: what model and pool allow."
     )
