@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
-from locust import FastHttpUser, events, task
+from locust import FastHttpUser, User, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.contrib.fasthttp import FAILURE_EXCEPTIONS, ResponseContextManager
 from locust.env import Environment
@@ -85,6 +85,7 @@ class Workload:
             )
             self._source = zip(itertools.repeat(None), itertools.islice(requests, limit), strict=False)
         self._started_s = time.monotonic()
+        self.users: set[User] = set()
         self.ended = False
 
     def take(self) -> tuple[float, Request] | None:
@@ -111,15 +112,16 @@ class CompletionUser(FastHttpUser):
         """Learn which model to name. A server that tells none ends the user."""
         options: Any = self.environment.parsed_options
         self._workload: Workload = self.environment.workload
+        self._workload.users.add(self)
         self._headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
         self._pause_s = (options.pause_min, max(options.pause_min, options.pause_max))
         self._model: str = options.model or self._first_model()
 
     def on_stop(self) -> None:
         """The last user to find nothing more to send ends the run; no need to guess its length for `-t`."""
-        runner = self.environment.runner
-        if runner is not None and self._workload.ended and runner.user_count <= 1:
-            runner.quit()
+        self._workload.users.discard(self)
+        if self._workload.ended and not self._workload.users and self.environment.runner is not None:
+            self.environment.runner.quit()
 
     def wait_time(self) -> float:
         """Pause between two requests."""

@@ -87,7 +87,7 @@ def _latencies(summary: Summary) -> Table:
 
 
 def _stages(stages_ms: Mapping[str, float]) -> Table:
-    table = two_columns("Stages, as the server measured them (medians, ms)", "stage", "ms")
+    table = two_columns("Stages, by the server", "stage", "median ms")
     for stage, value_ms in stages_ms.items():
         table.add_row(stage, ms(value_ms))
     return table

@@ -45,8 +45,8 @@ class Replay:
         return {
             "time_scale": self.scale.time,
             "length_scale": self.scale.length,
-            "prompt_tokens_ratio": self.prompt_tokens_ratio,
-            "output_tokens_ratio": self.output_tokens_ratio,
+            "prompt_tokens_ratio": round(self.prompt_tokens_ratio, 5),
+            "output_tokens_ratio": round(self.output_tokens_ratio, 5),
         }
 
 

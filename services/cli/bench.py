@@ -45,6 +45,7 @@ from services.cli.bench_tables import print_result
 bench_app = typer.Typer(
     help="Measure: where a request's time goes, and what a server bears.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

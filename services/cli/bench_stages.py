@@ -134,7 +134,8 @@ def check(record: RequestRecord, topology: Topology, request: Request) -> None:
     if topology == "pd" and record.timing.number("prompt_tokens_computed_on_decode"):
         raise BenchFailed("pd: the decode worker computed prompt tokens")
     if record.timing.number("cached_tokens"):
-        raise BenchFailed(f"{topology}: a prefix cache hit of {facts['cached_tokens']} tokens")
+        hit = f"a prefix cache hit of {facts['cached_tokens']} tokens"
+        raise BenchFailed(f"{topology}: {hit}; give another --seed")
     if record.timing.number("retries"):
         raise BenchFailed(f"{topology}: a request was retried")
     if record.output_tokens != request.max_tokens or record.e2el_s is None:

@@ -7,6 +7,7 @@ import socket
 from itertools import islice
 from typing import Any
 
+import httpx
 import pytest
 
 from loadtest.client import LoadClient, Request
@@ -145,8 +146,12 @@ async def test_open_loop_does_not_wait_for_answers() -> None:
     assert records[2].started_s - records[0].started_s >= 0.019
 
 
-async def test_no_model_raises() -> None:
-    """Without a server to name a model nothing can be sent, and that is no measurement."""
-    with fake_openai() as fake:
-        async with LoadClient(fake.base_url + "/nowhere", model="given") as client:
-            assert await client.model() == "given"
+async def test_a_given_model_is_not_asked_for() -> None:
+    """Without a name, and without a server to tell one, nothing can be sent: that is no measurement."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        base_url = f"http://127.0.0.1:{server.getsockname()[1]}"
+    async with LoadClient(base_url, model="given") as client:
+        assert await client.model() == "given"
+    async with LoadClient(base_url) as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.send(REQUEST)
