@@ -67,9 +67,9 @@ class GgufFile:
             self._map.close()
             raise ModelError(f"{path} is no GGUF file that can be read: {exc}") from exc
         last = max((tensor.offset + tensor.num_bytes for tensor in self.tensors.values()), default=0)
-        if last > len(self._map):
+        if last > (size := len(self._map)):
             self._map.close()
-            raise ModelError(f"{path} is cut off: {len(self._map)} bytes of {last}")
+            raise ModelError(f"{path} is cut off: {size} bytes of {last}")
 
     def pieces(self, name: str) -> Iterator[NDArray[np.float32]]:
         """One tensor's numbers in row-major order, dequantised in pieces: they fit the caches, so it is faster.
@@ -85,7 +85,7 @@ class GgufFile:
                 values = dequantize(raw[start : start + step], tensor.kind)
             except NotImplementedError as exc:
                 raise ModelError(f"{self.path}: cannot read tensors of the kind {tensor.kind.name}") from exc
-            yield np.ascontiguousarray(values, np.float32)
+            yield np.require(values, np.float32, ["C", "W"])  # the mapped file itself is not writable
 
 
 class _Cursor:
