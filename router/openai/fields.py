@@ -1,0 +1,145 @@
+"""Every request field that is known here, and what becomes of it: one table per endpoint, read by the parser.
+
+supported: works. ignored: accepted, cannot change an answer. refused: would change the answer and does not work
+here, so a request that asks for it is a 400 that names the field; values that ask for nothing are accepted.
+A field in neither table is unknown: it is ignored and reported to the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shared.errors import InvalidRequest
+
+Status = Literal["supported", "ignored", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """neutral: values of a refused field that ask for nothing, besides null, "", [] and {}."""
+
+    name: str
+    status: Status
+    note: str = ""
+    neutral: tuple[Any, ...] = ()
+
+
+def _refused(name: str, *neutral: Any, note: str = "") -> Field:
+    return Field(name, "refused", note, neutral)
+
+
+_SHARED = (
+    Field("model", "supported", "missing means the served model"),
+    Field("n", "supported", "choices per prompt"),
+    Field("max_tokens", "supported", "at least 1; above the room that is left: 400"),
+    Field("max_completion_tokens", "supported", "the smaller wins if max_tokens is given too"),
+    Field("min_tokens", "supported", "neither end tokens nor stop strings end the answer before"),
+    Field("temperature", "supported", "0 to 2; 0 is greedy whatever else is set"),
+    Field("top_p", "supported", "0 to 1"),
+    Field("top_k", "supported", "0 and -1 are off"),
+    Field("min_p", "supported", "0 to 1"),
+    Field("repetition_penalty", "supported", "above 0; counts prompt and answer; 1 is off"),
+    Field("presence_penalty", "supported", "-2 to 2; counts the answer only"),
+    Field("frequency_penalty", "supported", "-2 to 2; counts the answer only"),
+    Field("logit_bias", "supported", "token id -> -100 to 100"),
+    Field("seed", "supported", "64 bits; a negative seed stands for itself plus 2**64"),
+    Field("stop", "supported", "text, or a list of any length within the limits; empty strings are ignored"),
+    Field("stop_token_ids", "supported", "ids below the model's vocabulary size"),
+    Field("ignore_eos", "supported"),
+    Field("logprobs", "supported"),
+    Field("stream", "supported"),
+    Field("stream_options", "supported", "include_usage, continuous_usage_stats; only with stream"),
+    Field("user", "ignored"),
+    Field("metadata", "ignored"),
+    Field("store", "ignored", "nothing is stored"),
+    Field("service_tier", "ignored"),
+    Field("safety_identifier", "ignored"),
+    Field("prompt_cache_key", "ignored", "the prefix cache needs no key"),
+    Field("prompt_cache_options", "ignored", "the prefix cache needs no options"),
+    Field("prompt_cache_retention", "ignored", "the prefix cache keeps what fits"),
+    Field("request_id", "ignored", "ids are made here"),
+    Field("spaces_between_special_tokens", "ignored", "byte-level tokenizers have none"),
+    _refused("echo", False),
+    _refused("prompt_logprobs", False),
+    _refused("include_stop_str_in_output", False),
+    _refused("skip_special_tokens", True),
+    _refused("return_token_ids", False),
+    _refused("return_tokens_as_token_ids", False),
+    _refused("allowed_token_ids"),
+    _refused("bad_words"),
+    _refused("truncate_prompt_tokens", -1),
+    _refused("guided_json"),
+    _refused("guided_regex"),
+    _refused("guided_choice"),
+    _refused("guided_grammar"),
+    _refused("guided_decoding_backend"),
+    _refused("guided_whitespace_pattern"),
+    _refused("structured_outputs"),
+    _refused("structural_tag"),
+    _refused("use_beam_search", False),
+    _refused("length_penalty", 1),
+    _refused("early_stopping", False),
+    _refused("logits_processors"),
+    _refused("priority", 0),
+    _refused("cache_salt"),
+    _refused("kv_transfer_params"),
+)
+
+COMPLETION_FIELDS = (
+    *_SHARED,
+    Field("prompt", "supported", "text, list of texts, token ids, or list of token id lists"),
+    Field("best_of", "supported", "only equal to n"),
+    _refused("suffix"),
+    _refused("response_format", {"type": "text"}),
+    _refused("add_special_tokens", True),
+)
+
+CHAT_FIELDS = (
+    *_SHARED,
+    Field("messages", "supported"),
+    Field("top_logprobs", "supported", "0 to 20; only with logprobs"),
+    Field("add_generation_prompt", "supported"),
+    Field("continue_final_message", "supported", "the last message must be the assistant's"),
+    Field("chat_template_kwargs", "supported", "further variables for the template"),
+    Field("parallel_tool_calls", "ignored"),
+    Field("prediction", "ignored", "a hint about speed"),
+    Field("moderation", "ignored"),
+    _refused("best_of", 1),
+    _refused("tools"),
+    _refused("tool_choice", "none", "auto"),
+    _refused("functions"),
+    _refused("function_call", "none", "auto"),
+    _refused("response_format", {"type": "text"}),
+    _refused("modalities", ["text"]),
+    _refused("audio"),
+    _refused("reasoning_effort", "none"),
+    _refused("verbosity", "medium"),
+    _refused("web_search_options"),
+    _refused("chat_template", note="the checkpoint's own template is used"),
+    _refused("documents"),
+    _refused("add_special_tokens", False),
+)
+
+
+def check_refused(body: Mapping[str, Any], table: tuple[Field, ...]) -> None:
+    """Raises InvalidRequest for the first field of `body` that asks for something refused."""
+    for field in table:
+        value = body.get(field.name)
+        if field.status != "refused" or value is None or value in ("", [], {}):
+            continue
+        if not any(_same(value, accepted) for accepted in field.neutral):
+            note = f": {field.note}" if field.note else ""
+            raise InvalidRequest(f"{field.name} is not supported{note}", param=field.name)
+
+
+def unknown_fields(body: Mapping[str, Any], table: tuple[Field, ...]) -> tuple[str, ...]:
+    """Names in `body` that the table does not know; the first few, shortened, since a caller chose them."""
+    known = {field.name for field in table}
+    return tuple(sorted(name[:64] for name in body if name not in known)[:20])
+
+
+def _same(value: Any, accepted: Any) -> bool:
+    """Equality in which true is not 1."""
+    return isinstance(value, bool) == isinstance(accepted, bool) and bool(value == accepted)

@@ -1,0 +1,57 @@
+"""Token entries of a choice to the two logprob shapes of the API. Every number is finite, so it is JSON.
+
+Completions: four lists of one length; `tokens` are what each token added to the text, so that they join to it
+(of a token that a stop string cut, the part that is left), and `text_offset` is where. Chat: one object per
+token with its own exact bytes; tokens that are no text (an end token that was ignored) have none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from router.text.choice import TokenEntry
+from router.text.tokenizer import TextTokenizer
+
+LOWEST = -9999.0
+
+
+def finite(logprob: float) -> float:
+    """As it is, but no lower than LOWEST, which also stands for a token that cannot come."""
+    return max(logprob, LOWEST) if math.isfinite(logprob) else LOWEST
+
+
+def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: TextTokenizer) -> dict[str, list[Any]]:
+    """tokens, token_logprobs, top_logprobs, text_offset."""
+    return {
+        "tokens": [entry.text for entry in entries],
+        "token_logprobs": [finite(entry.logprob) for entry in entries],
+        "top_logprobs": [_best(entry, tokenizer) for entry in entries],
+        "text_offset": [entry.offset for entry in entries],
+    }
+
+
+def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: TextTokenizer) -> dict[str, Any]:
+    """content: token, bytes, logprob and top_logprobs of each."""
+    return {
+        "content": [
+            _token(entry.token_id, entry.logprob, tokenizer)
+            | {"top_logprobs": [_token(token_id, logprob, tokenizer) for token_id, logprob in entry.top]}
+            for entry in entries
+        ],
+        "refusal": None,
+    }
+
+
+def _best(entry: TokenEntry, tokenizer: TextTokenizer) -> dict[str, float]:
+    """The best tokens by their text, and the chosen one. Of tokens that look alike the best one counts."""
+    best: dict[str, float] = {}
+    for token_id, logprob in [*entry.top, (entry.token_id, entry.logprob)]:
+        best.setdefault(tokenizer.text_of(token_id), finite(logprob))
+    return best
+
+
+def _token(token_id: int, logprob: float, tokenizer: TextTokenizer) -> dict[str, Any]:
+    content = b"" if token_id in tokenizer.special_ids else tokenizer.token_bytes(token_id)
+    return {"token": tokenizer.text_of(token_id), "logprob": finite(logprob), "bytes": list(content)}

@@ -1,0 +1,190 @@
+"""Requests to work: token ids and a fully resolved `Sampling` for each prompt.
+
+Defaults: what a request leaves out comes from the checkpoint's generation_config (temperature, top_p, top_k,
+repetition_penalty), else it is off; `temperature 1, top_p 1, top_k -1, repetition_penalty 1` in a request turn all
+of that off. A greedy request keeps the checkpoint's repetition penalty. min_p, the other penalties and biases are
+never on unless asked for. Temperatures however small are passed on as they are.
+Without max_tokens a chat answer may fill the context and a completion has 16 tokens, as in the OpenAI API.
+A seed is taken modulo 2**64, so that negative ones work. Every prompt of a list gets the client's own seed, so
+it is answered as if it were alone; without a seed each prompt draws its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from router.openai.requests import ChatRequest, CompletionRequest
+from router.text.choice import ChoiceText, split_stops
+from router.text.conversation import ConversationEncoder
+from router.text.stop import StopSet
+from router.text.template import ChatTemplate
+from router.text.tokenizer import TextTokenizer
+from shared.errors import InvalidRequest, PromptTooLong
+from shared.models.facts import ModelFacts
+from shared.wire import Sampling
+
+COMPLETION_MAX_TOKENS = 16
+MAX_STOP_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPrompt:
+    """One prompt's part of the work; `num_choices` answers are wanted for it."""
+
+    token_ids: list[int]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request asks for, ready to be sent to workers and to be turned back into text.
+
+    num_choices: per prompt; the client sees sample j of prompt i as index i * num_choices + j.
+    """
+
+    prompts: tuple[PlannedPrompt, ...]
+    num_choices: int
+    stops: StopSet
+    include_usage: bool
+    continuous_usage: bool
+    logprobs: bool
+
+    def choice_text(self, tokenizer: TextTokenizer, prompt: int) -> ChoiceText:
+        """The text pipeline of one sample of prompt number `prompt`."""
+        planned = self.prompts[prompt]
+        return ChoiceText(tokenizer, planned.token_ids, self.stops, min_tokens=planned.sampling.min_tokens)
+
+
+class Resolver:
+    """Holds what all requests share. Pure computation: thread-safe, and slow only for long text."""
+
+    def __init__(
+        self, tokenizer: TextTokenizer, template: ChatTemplate, *, default_max_tokens: int | None = None
+    ) -> None:
+        """default_max_tokens: for requests that name none, in place of the endpoints' own defaults."""
+        self._tokenizer = tokenizer
+        self._conversations = ConversationEncoder(tokenizer, template)
+        self._default_max_tokens = default_max_tokens
+
+    def completion(
+        self,
+        request: CompletionRequest,
+        facts: ModelFacts,
+        max_model_len: int,
+        draw_seed: Callable[[], int],
+    ) -> Plan:
+        """Raises InvalidRequest or PromptTooLong before anything is sent anywhere."""
+        texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+        encoded = iter(self._tokenizer.encode_batch(texts, add_bos=True))
+        prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in request.prompt]
+        default = self._default_max_tokens or COMPLETION_MAX_TOKENS
+        return self._plan(request, prompts, default, facts, max_model_len, draw_seed)
+
+    def chat(
+        self, request: ChatRequest, facts: ModelFacts, max_model_len: int, draw_seed: Callable[[], int]
+    ) -> Plan:
+        """Raises InvalidRequest or PromptTooLong before anything is sent anywhere."""
+        generation = request.add_generation_prompt
+        prompt = self._conversations.encode(
+            request.messages,
+            add_generation_prompt=not request.continue_final_message if generation is None else generation,
+            continue_final_message=request.continue_final_message,
+            variables=request.chat_template_kwargs,
+        )
+        return self._plan(request, [prompt], self._default_max_tokens, facts, max_model_len, draw_seed)
+
+    def _plan(
+        self,
+        request: CompletionRequest | ChatRequest,
+        prompts: list[list[int]],
+        default_max_tokens: int | None,
+        facts: ModelFacts,
+        max_model_len: int,
+        draw_seed: Callable[[], int],
+    ) -> Plan:
+        param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        special_stops, stops = split_stops(request.stop, self._tokenizer)
+        stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *special_stops)))
+        if len(stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidRequest(
+                f"stop_token_ids has more than {MAX_STOP_TOKENS} ids", param="stop_token_ids"
+            )
+        _check_ids(stop_token_ids, facts.vocab_size, "stop_token_ids")
+        _check_ids(request.logit_bias, facts.vocab_size, "logit_bias")
+        base = _sampling(request, facts, stop_token_ids)
+        planned: list[PlannedPrompt] = []
+        for token_ids in prompts:
+            if not token_ids:
+                raise InvalidRequest(f"{param} has no tokens", param=param)
+            _check_ids(token_ids, facts.vocab_size, param)
+            room = _room(len(token_ids), request.asked_tokens, max_model_len, param)
+            max_tokens = min(request.asked_tokens or default_max_tokens or room, room)
+            seed = draw_seed() if request.seed is None else request.seed % 2**64
+            changes = {
+                "max_tokens": max_tokens,
+                "min_tokens": min(request.min_tokens, max_tokens),
+                "seed": seed,
+            }
+            planned.append(PlannedPrompt(token_ids, base.model_copy(update=changes)))
+        options = request.stream_options
+        return Plan(
+            prompts=tuple(planned),
+            num_choices=request.n,
+            stops=stops,
+            include_usage=bool(options and options.include_usage),
+            continuous_usage=bool(options and options.continuous_usage_stats),
+            logprobs=request.num_logprobs is not None,
+        )
+
+
+def _sampling(
+    request: CompletionRequest | ChatRequest, facts: ModelFacts, stop_token_ids: tuple[int, ...]
+) -> Sampling:
+    """Everything but what differs from prompt to prompt."""
+    defaults = facts.sampling
+    return Sampling(
+        temperature=defaults.temperature if request.temperature is None else request.temperature,
+        top_p=defaults.top_p if request.top_p is None else request.top_p,
+        top_k=defaults.top_k if request.top_k is None else max(0, request.top_k),
+        min_p=request.min_p,
+        repetition_penalty=(
+            defaults.repetition_penalty if request.repetition_penalty is None else request.repetition_penalty
+        ),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        max_tokens=1,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        num_logprobs=request.num_logprobs,
+    )
+
+
+def _room(num_prompt: int, asked: int | None, max_model_len: int, param: str) -> int:
+    """Tokens that the answer may have; a wish that does not fit is refused, not cut."""
+    limit = f"This model's maximum context length is {max_model_len} tokens."
+    room = max_model_len - num_prompt
+    if room < 1:
+        raise PromptTooLong(
+            f"{limit} However, your {param} resulted in {num_prompt} tokens, which leaves no room for an answer. "
+            f"Please reduce the length of the {param}.",
+            param=param,
+        )
+    if asked is not None and asked > room:
+        raise PromptTooLong(
+            f"{limit} However, you requested {num_prompt + asked} tokens ({num_prompt} in the {param}, "
+            f"{asked} in the completion). Please reduce the length of the {param} or completion.",
+            param=param,
+        )
+    return room
+
+
+def _check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:
+    """Ids index rows of the model's output layer; rows that no token has are legal."""
+    lowest, highest = min(ids, default=0), max(ids, default=0)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise InvalidRequest(
+            f"{param} has token id {str(wrong)[:32]}, but ids are from 0 to {vocab_size - 1}", param=param
+        )

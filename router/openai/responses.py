@@ -1,0 +1,195 @@
+"""Answers of both endpoints, whole and as server-sent events, from the pieces of their choices.
+
+In: pieces in the order they are settled. Out: bytes. What all events of an answer share is serialised once; an
+event with nothing but text is put together from that and the text, which is most of what a router sends.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from router.openai.logprobs import chat_logprobs, completion_logprobs
+from router.text.choice import Piece, TokenEntry
+from router.text.tokenizer import TextTokenizer
+
+DONE = b"data: [DONE]\n\n"
+_END = b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request: prompts once each, however many choices; cached_tokens of them from a cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As the API has it."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """One server-sent event: JSON has no raw line ends, so it is one data line."""
+    return b"data: " + orjson.dumps(content) + _END
+
+
+class Answer(ABC):
+    """What both endpoints' answers share. One object per request; `id` is one for all its events.
+
+    include_usage: every event but the last has "usage": null, and `usage` makes that last one.
+    """
+
+    prefix: str
+    whole_object: str
+    stream_object: str
+    opening: Mapping[str, str] | None = None
+
+    def __init__(
+        self,
+        response_id: str,
+        *,
+        created: int,
+        model: str,
+        fingerprint: str,
+        tokenizer: TextTokenizer,
+        include_usage: bool = False,
+        logprobs: bool = False,
+    ) -> None:
+        """response_id: the unique part of the id. created: Unix seconds. fingerprint: of the model served.
+
+        logprobs: they were asked for, so a whole answer has the lists even if it has no text.
+        """
+        self.id = self.prefix + response_id
+        self._tokenizer = tokenizer
+        self._logprobs = logprobs
+        self._head = {"created": created, "model": model, "system_fingerprint": fingerprint}
+        head = orjson.dumps({"id": self.id, "object": self.stream_object} | self._head)
+        self._open = b"data: " + head[:-1] + b',"choices":['
+        self._no_usage = b'],"usage":null}' + _END if include_usage else b"]}" + _END
+        self._text_middles: dict[int, tuple[bytes, bytes]] = {}
+
+    def start(self, index: int) -> bytes:
+        """What opens a choice's stream; may be nothing."""
+        if self.opening is None:
+            return b""
+        choice = {"index": index, "delta": dict(self.opening), "logprobs": None, "finish_reason": None}
+        return self._event(choice, None)
+
+    def piece(self, index: int, piece: Piece, usage: Usage | None = None) -> bytes:
+        """The events of one piece: none, its text, its ending, or both. usage: counts so far, if wanted in each."""
+        events = b""
+        if piece.text or piece.entries:
+            if piece.entries or usage is not None:
+                events = self._event(self._chunk(index, piece.text, piece.entries, None), usage)
+            else:
+                begin, end = self._around_text(index)
+                events = begin + orjson.dumps(piece.text) + end
+        if piece.finish_reason is not None:
+            events += self._event(self._chunk(index, None, (), piece.finish_reason), usage)
+        return events
+
+    def usage(self, usage: Usage, timing: Mapping[str, Any] | None = None) -> bytes:
+        """The last event before DONE, where it was asked for. timing: stage times to show beside the counts."""
+        content = {"id": self.id, "object": self.stream_object, **self._head, "choices": []}
+        shown = content | {"usage": usage.to_json()}
+        return event(shown if timing is None else shown | {"timing": timing})
+
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> bytes:
+        """The JSON body of the answer that is not streamed: all pieces of each choice, in index order."""
+        return orjson.dumps(
+            {
+                "id": self.id,
+                "object": self.whole_object,
+                **self._head,
+                "choices": [self._whole_choice(index, pieces) for index, pieces in enumerate(choices)],
+                "usage": usage.to_json(),
+            }
+        )
+
+    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        text = "".join(piece.text for piece in pieces)
+        entries = [entry for piece in pieces for entry in piece.entries]
+        reason = next((piece.finish_reason for piece in pieces if piece.finish_reason), None)
+        return self._choice(index, text, entries, reason)
+
+    def _event(self, choice: Mapping[str, Any], usage: Usage | None) -> bytes:
+        end = self._no_usage if usage is None else b'],"usage":' + orjson.dumps(usage.to_json()) + b"}" + _END
+        return self._open + orjson.dumps(choice) + end
+
+    def _around_text(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and after the text in an event that has nothing else; made once per choice."""
+        around = self._text_middles.get(index)
+        if around is None:
+            mark = "\x00"
+            whole = self._event(self._chunk(index, mark, (), None), None)
+            begin, _, end = whole.partition(orjson.dumps(mark))
+            around = self._text_middles[index] = (begin, end)
+        return around
+
+    @abstractmethod
+    def _chunk(
+        self, index: int, text: str | None, entries: Sequence[TokenEntry], finish_reason: str | None
+    ) -> dict[str, Any]:
+        """A choice of a streamed event. text None: there is only an ending to tell."""
+
+    @abstractmethod
+    def _choice(
+        self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: str | None
+    ) -> dict[str, Any]: ...
+
+
+class CompletionAnswer(Answer):
+    """Of /v1/completions."""
+
+    prefix = "cmpl-"
+    whole_object = stream_object = "text_completion"
+
+    def _chunk(
+        self, index: int, text: str | None, entries: Sequence[TokenEntry], finish_reason: str | None
+    ) -> dict[str, Any]:
+        logprobs = completion_logprobs(entries, self._tokenizer) if entries else None
+        return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _choice(
+        self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: str | None
+    ) -> dict[str, Any]:
+        logprobs = completion_logprobs(entries, self._tokenizer) if self._logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class ChatAnswer(Answer):
+    """Of /v1/chat/completions."""
+
+    prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    stream_object = "chat.completion.chunk"
+    opening = MappingProxyType({"role": "assistant", "content": ""})
+
+    def _chunk(
+        self, index: int, text: str | None, entries: Sequence[TokenEntry], finish_reason: str | None
+    ) -> dict[str, Any]:
+        delta = {} if text is None else {"content": text}
+        logprobs = chat_logprobs(entries, self._tokenizer) if entries else None
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _choice(
+        self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: str | None
+    ) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": chat_logprobs(entries, self._tokenizer) if self._logprobs else None,
+            "finish_reason": finish_reason,
+        }
