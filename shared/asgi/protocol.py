@@ -37,6 +37,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_message_complete()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of the connection. uvicorn 0.54 keeps the idle timer, and with it all of this, after a reset."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
     def send_400_response(self, msg: str) -> None:
         """Refuse and hang up; without a word if an answer is being written, which it would only garble."""
         cycle: RequestResponseCycle | None = self.cycle  # NOTE: None before the first request

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -20,15 +21,16 @@ class ServerThread:
     """`app` behind a real uvicorn on a free port, in a thread with its own event loop.
 
     with ServerThread(app) as server:
-        httpx.get(f"{server.url}/health")
+        server.http.get("/health")
 
-    Leaving the block stops the server, cancels what still runs and joins the thread.
+    Leaving the block stops the server, cancels what still runs and joins the thread. `http` is a plain client.
     """
 
     def __init__(self, app: ASGIApp, *, host: str = "127.0.0.1") -> None:
         self._socket = socket.create_server((host, 0))
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self.url = f"http://{host}:{self.port}"
+        self.http = httpx.Client(base_url=self.url, verify=False, trust_env=False, timeout=20)
         self._server = _Server(server_config(app))
         self._thread = threading.Thread(target=self._run, name=f"server-{self.port}", daemon=True)
         self._failure: BaseException | None = None
@@ -53,6 +55,7 @@ class ServerThread:
 
     def stop(self) -> None:
         """Cut what runs, run the app's shutdown, join."""
+        self.http.close()
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._server.cut)
         self._thread.join()
