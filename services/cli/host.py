@@ -16,19 +16,32 @@ def look_at_host(environ: Mapping[str, str], *, num_ports: int) -> Host:
     return Host(
         cores=tuple(sorted(os.sched_getaffinity(0))),
         ports=free_ports(num_ports),
-        num_gpus=count_gpus(environ),
+        gpus=look_at_gpus(environ),
     )
 
 
-def count_gpus(environ: Mapping[str, str]) -> int:
-    """NVIDIA GPUs that a child would see; asked of the driver's own tool, because torch takes seconds to load."""
+def look_at_gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Free bytes of each NVIDIA GPU that a child would see, in its order.
+
+    The driver's own tool is asked: torch would take seconds to load.
+    """
+    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True)  # noqa: S607 - found by PATH on purpose
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return 0
-    num_gpus = sum(line.startswith("GPU ") for line in found.stdout.splitlines())
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return num_gpus if visible is None else min(num_gpus, len([v for v in visible.split(",") if v.strip()]))
+        return ()
+    return visible_gpus(answer, environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible_gpus(answer: str, visible: str | None) -> tuple[int, ...]:
+    """Free bytes from nvidia-smi's MiB per line, for the devices that CUDA_VISIBLE_DEVICES names, if set."""
+    free = [int(line) << 20 if line.strip().isdigit() else 0 for line in answer.splitlines() if line.strip()]
+    if visible is None:
+        return tuple(free)
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if all(name.isdigit() and int(name) < len(free) for name in names):
+        return tuple(free[int(name)] for name in names)
+    return tuple(free[: len(names)])  # named by UUID: how many is known, and equal cards are the rule
 
 
 def free_ports(number: int) -> tuple[int, ...]:

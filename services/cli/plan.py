@@ -6,10 +6,13 @@ several times slower than one thread each. What the user set in the environment 
 
 from __future__ import annotations
 
+import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 Role = Literal["prefill", "decode", "router"]
@@ -37,11 +40,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Host:
-    """Facts about this machine. cores: the CPU numbers we may use; ports: free ones, one for each worker."""
+    """Facts about this machine.
+
+    cores: the CPU numbers we may use; ports: free ones, one for each worker; gpus: free bytes of each GPU.
+    """
 
     cores: tuple[int, ...]
     ports: tuple[int, ...]
-    num_gpus: int = 0
+    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,27 @@ def plan(options: Options, host: Host, environ: Mapping[str, str], *, secret: st
     return [*children, _child("router", "router", common | router, base_url(options.host, options.port))]
 
 
+def with_checkpoint(
+    specs: Sequence[ChildSpec], checkpoint: Path, weights_bytes: int, host: Host
+) -> list[ChildSpec]:
+    """The children with the folder that they serve, and workers that share a GPU with a share of its memory.
+
+    Left alone, the first of them would take most of it before the other starts.
+    """
+    devices = Counter(spec.environ.get("HANDOFF_DEVICE") for spec in specs if spec.role != "router")
+    placed = []
+    for spec in specs:
+        chosen = {"HANDOFF_MODEL": str(checkpoint)}
+        device = spec.environ.get("HANDOFF_DEVICE", "")
+        gpu = int(device.removeprefix("cuda:")) if re.fullmatch(r"cuda:\d+", device) else len(host.gpus)
+        if spec.role != "router" and gpu < len(host.gpus) and devices[device] > 1:
+            share = (host.gpus[gpu] // devices[device] - weights_bytes) * 4 // 5
+            if share > 0:
+                chosen["HANDOFF_KV_POOL_BYTES"] = spec.environ.get("HANDOFF_KV_POOL_BYTES", str(share))
+        placed.append(replace(spec, environ={**spec.environ, **chosen}))
+    return placed
+
+
 def split_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]:
     """Disjoint runs of cores, sizes differing by at most one, bigger ones first; shared only if too few."""
     if len(cores) < num_workers:
@@ -110,8 +137,8 @@ def _compute(
     options: Options, host: Host, environ: Mapping[str, str], cores: tuple[int, ...], index: int
 ) -> dict[str, str]:
     chosen = {"HANDOFF_CPUS": format_cores(cores), "HANDOFF_NUM_THREADS": str(len(cores))}
-    if host.num_gpus > 1:
-        chosen["HANDOFF_DEVICE"] = f"cuda:{index % host.num_gpus}"
+    if host.gpus:
+        chosen["HANDOFF_DEVICE"] = f"cuda:{index % len(host.gpus)}"
     chosen = {name: environ.get(name, value) for name, value in chosen.items()}
     if options.threads_per_worker is not None:
         chosen["HANDOFF_NUM_THREADS"] = str(options.threads_per_worker)

@@ -14,7 +14,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,7 +21,7 @@ from rich.console import Console
 
 from services.cli.health import answers
 from services.cli.host import look_at_host, why_not_listen
-from services.cli.plan import ChildSpec, Host, Options, base_url, plan
+from services.cli.plan import ChildSpec, Host, Options, base_url, plan, with_checkpoint
 from services.cli.progress import Display, make_display
 from services.cli.run import BAD_SETTINGS, check_names, settings_classes
 from services.cli.supervisor import ChildFailed, Policy, Stop, Supervisor
@@ -58,9 +57,8 @@ def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> 
     try:
         with make_display(console) as display:
             checkpoint = get_model(options.model, host, environ, display)
-            specs = [
-                replace(spec, environ={**spec.environ, "HANDOFF_MODEL": str(checkpoint)}) for spec in specs
-            ]
+            weights_bytes = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+            specs = with_checkpoint(specs, checkpoint, weights_bytes, host)
             asyncio.run(_serve(options, specs, display, show_logs=show_logs))
     except KeyboardInterrupt:
         return 0
@@ -86,7 +84,7 @@ def check_settings(specs: Sequence[ChildSpec], environ: Mapping[str, str]) -> No
 
 def get_model(model: str, host: Host, environ: Mapping[str, str], display: Display) -> Path:
     """The checkpoint folder all processes will use, fetched and converted now if need be. Raises ModelError."""
-    on_gpu = host.num_gpus > 0 and environ.get("HANDOFF_DEVICE", "auto") != "cpu"
+    on_gpu = bool(host.gpus) and environ.get("HANDOFF_DEVICE", "auto") != "cpu"
     wanted = environ.get("HANDOFF_DTYPE", "auto")
     dtype_name = wanted if wanted != "auto" else "bfloat16" if on_gpu else "float32"
     display.update("model", "preparing", model)
