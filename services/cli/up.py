@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 from rich.console import Console
+from rich.text import Text
 
 from services.cli.health import answers
 from services.cli.host import look_at_host, why_not_listen
@@ -39,7 +40,6 @@ _STOP_MARGIN_S = 10.0
 def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> int:
     """Start everything, keep it running until Ctrl-C or SIGTERM; returns the exit status."""
     console = Console(highlight=False)
-    complain = Console(stderr=True, highlight=False, style="red").print
     try:
         host = look_at_host(environ, num_ports=len(options.workers))
         specs = plan(
@@ -47,31 +47,31 @@ def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> 
         )
         check_settings(specs, environ)
     except BadSettings as exc:
-        complain(f"handoff up: {exc}", markup=False)
+        complain(str(exc))
         return BAD_SETTINGS
     if reason := why_not_listen(options.host, options.port):
-        complain(
-            f"handoff up: cannot listen on {options.host} port {options.port}: {reason}; choose another --port"
-        )
+        complain(f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port")
         return FAILED
     try:
         with make_display(console) as display:
             checkpoint = get_model(options.model, host, environ, display)
             weights_bytes = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
             specs = with_checkpoint(specs, checkpoint, weights_bytes, host)
-            asyncio.run(_serve(options, specs, display, show_logs=show_logs))
+            asyncio.run(serve(options, specs, display, show_logs=show_logs))
     except KeyboardInterrupt:
         return 0
     except ModelError as exc:
-        complain(f"handoff up: {exc}", markup=False)
+        complain(str(exc))
         return FAILED
     except ChildFailed as exc:
-        complain(
-            "\n".join([f"handoff up: {exc}. Its last lines:", *(f"  {line}" for line in exc.lines)]),
-            markup=False,
-        )
+        complain("\n  ".join([f"{exc}. Its last lines:", *exc.lines]))
         return FAILED
     return 0
+
+
+def complain(reason: str) -> None:
+    """Say on stderr why it ends."""
+    Console(stderr=True).print(Text(f"handoff up: {reason}", "red"), soft_wrap=True)
 
 
 def check_settings(specs: Sequence[ChildSpec], environ: Mapping[str, str]) -> None:
@@ -103,7 +103,7 @@ def curl_line(url: str, model: str, *, with_key: bool) -> str:
     return f"{shlex.join(words)}{key} -d {shlex.quote(json.dumps(body))}"
 
 
-async def _serve(options: Options, specs: Sequence[ChildSpec], display: Display, *, show_logs: bool) -> None:
+async def serve(options: Options, specs: Sequence[ChildSpec], display: Display, *, show_logs: bool) -> None:
     """Run the children until a signal. Their output is kept only if something failed. Raises ChildFailed."""
     stop = Stop()
     loop = asyncio.get_running_loop()

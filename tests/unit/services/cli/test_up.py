@@ -1,0 +1,130 @@
+"""`handoff up`: what fails before anything starts, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli.host import free_ports
+from services.cli.plan import Options
+from services.cli.up import curl_line, run_up
+from tests.unit.services.cli.fakes import events, survivors
+
+
+def test_a_used_port_is_one_line_and_nothing_starts(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The model is not even looked at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        status = run_up(Options(port=port), {"HANDOFF_CACHE_DIR": str(tmp_path / "cache")}, show_logs=False)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert 1 == status
+    assert line.startswith(f"handoff up: cannot listen on 127.0.0.1 port {port}: Address already in use")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_bad_value_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str]) -> None:
+    """Every process's settings are checked before the first of them starts."""
+    status = run_up(Options(), {"HANDOFF_MAX_TRIES": "none"}, show_logs=False)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert 2 == status
+    assert line.startswith("handoff up: HANDOFF_MAX_TRIES: ")
+
+
+def test_a_model_that_is_none_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """An empty folder is no checkpoint; nothing is started."""
+    options = Options(model=str(tmp_path), port=free_ports(1)[0])
+    status = run_up(options, {"HANDOFF_CACHE_DIR": str(tmp_path / "cache")}, show_logs=False)
+    errors = capfd.readouterr().err
+    assert 1 == status
+    assert errors.startswith(f"handoff up: {tmp_path} is no checkpoint folder")
+
+
+def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
+    """Pasted into a shell it sends the JSON that was meant, whatever the model is called."""
+    line = curl_line("http://127.0.0.1:8000", "it's $HOME `x`", with_key=False)
+    script = tmp_path / "curl"
+    script.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    script.chmod(0o755)
+    shell = subprocess.run(
+        ["bash", "-c", line],
+        env={"PATH": str(tmp_path)},
+        executable="/bin/bash",
+        capture_output=True,
+        check=True,
+    )
+    words = json.loads(shell.stdout)
+    assert ["-i", "http://127.0.0.1:8000/v1/chat/completions"] == words[:2]
+    assert {
+        "model": "it's $HOME `x`",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0,
+    } == json.loads(words[-1])
+
+
+def test_the_curl_line_names_the_key_but_does_not_show_it() -> None:
+    """The shell fills it in."""
+    assert '-H "Authorization: Bearer $HANDOFF_API_KEY"' in curl_line("http://x", "m", with_key=True)
+
+
+# Serves one fake that answers as a router does, through the same function as the real ones.
+_SERVE = """
+import asyncio, sys
+from pathlib import Path
+from dataclasses import replace
+from rich.console import Console
+from services.cli.plan import Options
+from services.cli.progress import make_display
+from services.cli.up import serve
+from tests.unit.services.cli.fakes import fake
+folder, port, body = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+spec = replace(fake("router", body, folder), ready_url=f"http://127.0.0.1:{port}/ready")
+with make_display(Console()) as display:
+    asyncio.run(serve(Options(port=port), [spec], display, show_logs=False))
+"""
+_ROUTER = """
+import http.server, json, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "tiny"}]}).encode())
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_status_0_and_nothing_left(how: signal.Signals, tmp_path: Path) -> None:
+    """Ready is told with a curl line; the signal stops the children and removes the logs."""
+    (port,) = free_ports(1)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVE, str(tmp_path), str(port), _ROUTER.replace("PORT", str(port))],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(logs)},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        told = []
+        for line in process.stdout:
+            told.append(line.strip())
+            if line.startswith("curl "):
+                break
+        assert [] != list(logs.iterdir())
+        process.send_signal(how)
+        rest = process.stdout.read()
+    assert 0 == process.returncode, rest
+    assert f"serving tiny at http://127.0.0.1:{port}/v1 - Ctrl-C stops it" in told
+    assert ["started", "stopped"] == [what for _, what, _ in events(tmp_path)]
+    assert [] == survivors(tmp_path)
+    assert [] == list(logs.iterdir())
