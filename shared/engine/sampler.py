@@ -25,6 +25,9 @@ GREEDY_BELOW = 1e-5
 LOGPROB_FLOOR = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
+_LARGEST = 1e38
+"""Bound of what a request's penalties and bias can make of a logit: two of them still add up to a float32."""
+
 _TOP_P_FIRST_TRY = 512
 
 
@@ -46,8 +49,11 @@ def sample(
     """Draw the token at position len(prompt) + len(outputs).
 
     logits_V: (V,) float32; not changed. banned: end tokens that are not allowed yet (min_tokens).
-    Raises EngineFault if the logits are not numbers.
+    Raises EngineFault if the logits are not numbers, or rule out every token.
     """
+    # A maximum is NaN or infinite if any logit is; most of the later steps would hide it.
+    if not math.isfinite(float(logits_V.max())):
+        raise EngineFault("the model produced logits that are not numbers")
     logits_V = _adjust(logits_V, sampling, prompt, outputs, banned)
     if sampling.temperature <= GREEDY_BELOW or sampling.top_k == 1 or sampling.top_p == 0:
         token = int(torch.argmax(logits_V))
@@ -55,7 +61,7 @@ def sample(
         position = len(prompt) + len(outputs)
         token = _draw(logits_V, sampling, uniform(sampling.seed, choice, position))
     if not math.isfinite(float(logits_V[token])):
-        raise EngineFault("the model produced logits that are not numbers")
+        raise EngineFault("the model leaves no token that may be drawn")
     return token, _logprobs(logits_V, token, sampling.num_logprobs)
 
 
@@ -72,7 +78,8 @@ def _adjust(
         seen = torch.tensor(sorted({*prompt, *outputs}), device=device)
         values = logits_V[seen]
         penalty = sampling.repetition_penalty
-        logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        penalised = torch.where(values > 0, values / penalty, values * penalty)
+        logits_V[seen] = penalised.clamp_(-_LARGEST, _LARGEST)
     if counts_output and outputs:
         counts = Counter(outputs)
         seen = torch.tensor(list(counts), device=device)
@@ -80,7 +87,8 @@ def _adjust(
         logits_V[seen] -= sampling.presence_penalty + sampling.frequency_penalty * times
     if sampling.logit_bias:
         biased = torch.tensor(list(sampling.logit_bias), device=device)
-        logits_V[biased] += torch.tensor(list(sampling.logit_bias.values()), device=device)
+        bias = torch.tensor(list(sampling.logit_bias.values()), device=device)
+        logits_V[biased] += bias.clamp_(-_LARGEST, _LARGEST)
     if banned:
         logits_V[torch.tensor(list(banned), device=device)] = -math.inf
     return logits_V
