@@ -137,7 +137,7 @@ def check_refused(body: Mapping[str, Any], table: tuple[Field, ...]) -> None:
 def unknown_fields(body: Mapping[str, Any], table: tuple[Field, ...]) -> tuple[str, ...]:
     """Names in `body` that the table does not know; the first few, shortened, since a caller chose them."""
     known = {field.name for field in table}
-    return tuple(sorted(name[:64] for name in body if name not in known)[:20])
+    return tuple(sorted(n[:64] for n, value in body.items() if n not in known and value is not None)[:20])
 
 
 def _same(value: Any, accepted: Any) -> bool:

@@ -134,7 +134,7 @@ class Answer(ABC):
         if around is None:
             mark = "\x00"
             whole = self._event(self._chunk(index, mark, (), None), None)
-            begin, _, end = whole.partition(orjson.dumps(mark))
+            begin, _, end = whole.rpartition(orjson.dumps(mark))
             around = self._text_middles[index] = (begin, end)
         return around
 
