@@ -86,7 +86,7 @@ class BlobDecoder:
         views, digests = self._views, self._digests
         while num_bytes:
             view, digest = views[0], digests[0]
-            if view.nbytes <= num_bytes:
+            if len(view) <= num_bytes:
                 views.popleft()
                 digests.popleft()
             else:
@@ -94,7 +94,7 @@ class BlobDecoder:
                 view = view[:num_bytes]
             if digest is not None:
                 digest.update(view)
-            num_bytes -= view.nbytes
+            num_bytes -= len(view)
         self._refill()
 
     def result(self) -> Received:
@@ -109,10 +109,9 @@ class BlobDecoder:
             stretch = next(self._stretches, None)
             if stretch is not None:
                 views, digest = stretch
-                filled = [view for view in views if view.nbytes]
-                self._views.extend(filled)
-                self._digests.extend(repeat(digest, len(filled)))
-                self._window_bytes += sum(view.nbytes for view in filled)
+                self._views.extend(views)
+                self._digests.extend(repeat(digest, len(views)))
+                self._window_bytes += sum(map(len, views))
             elif self._views:
                 return
             else:
@@ -153,8 +152,10 @@ class BlobDecoder:
 
     def _chunk(self, parts: list[KvPart], digests: list[xxh3_64]) -> Iterator[_Stretch]:
         for part, digest in zip(parts, digests, strict=True):
-            views = self._sink.views(part.layer, part.kind, part.start, part.end)
-            if sum(view.nbytes for view in views) != part.span.nbytes:
+            views = [
+                view for view in self._sink.views(part.layer, part.kind, part.start, part.end) if len(view)
+            ]
+            if sum(map(len, views)) != part.span.nbytes:
                 raise InvariantBroken(f"the sink's views are not the size of {part.span.name}")
             yield views, digest
 

@@ -45,12 +45,12 @@ class BlobEncoder:
         for part in self._layout.chunks[index]:
             digest = xxh3_64()
             views = self._source.views(part.layer, part.kind, part.start, part.end)
-            if sum(view.nbytes for view in views) != part.span.nbytes:
+            if sum(map(len, views)) != part.span.nbytes:
                 raise InvariantBroken(f"the source's views are not the size of {part.span.name}")
             for piece in views if part.span.nbytes <= PIECE_BYTES else _split(views):
                 digest.update(piece)
                 batch.append(piece)
-                batch_bytes += piece.nbytes
+                batch_bytes += len(piece)
                 if batch_bytes >= BATCH_BYTES or len(batch) >= BATCH_VIEWS:
                     yield batch
                     batch, batch_bytes = [], 0

@@ -166,5 +166,6 @@ def test_last_word_survives_a_sender_that_does_not_listen(listen: Listen) -> Non
     """A client that writes on after the refusal still reads it: what it sent is drained, not reset."""
     book = fresh()
     book.gone = True
-    status, body = exchange(listen(book), head(Content_Length=str(len(BLOB))), BLOB, bytes(2_000_000))
+    patient = ReceiveLimits(answer_s=10)
+    status, body = exchange(listen(book, patient), head(), BLOB, bytes(2_000_000), half_close=True)
     assert (410, "reservation_gone") == (status, body["code"])
