@@ -14,12 +14,12 @@ from loadtest.metrics import Distribution, Summary
 
 def print_report(console: Console, summary: Summary, facts: Mapping[str, object]) -> None:
     """Tables, then the JSON line. facts: what was sent (workload, url, seed, scale of a trace, ...)."""
-    console.print(_overview(summary, facts))
-    console.print(_latencies(summary))
+    show(console, "Load test", _overview(summary, facts))
+    show(console, "Latency of successful requests, ms", _latencies(summary))
     if summary.stages_ms:
-        console.print(_stages(summary.stages_ms))
+        show(console, "Stages, by the server", _stages(summary.stages_ms))
     if summary.failures:
-        console.print(_failures(summary.failures))
+        show(console, "Failures", _failures(summary.failures))
     print_json_line(console, {**facts, **summary.to_dict()})
 
 
@@ -40,16 +40,22 @@ def ms(value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def two_columns(title: str, left: str, right: str) -> Table:
+def show(console: Console, title: str, table: Table) -> None:
+    """A table under its title, which may be wider than it."""
+    console.print(f"\n{title}", style="bold", markup=False, highlight=False)
+    console.print(table)
+
+
+def two_columns(left: str, right: str) -> Table:
     """An empty table of names and numbers."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column(left)
     table.add_column(right, justify="right")
     return table
 
 
 def _overview(summary: Summary, facts: Mapping[str, object]) -> Table:
-    table = two_columns("Load test", "what", "value")
+    table = two_columns("what", "value")
     for name, value in facts.items():
         table.add_row(escape(name), escape(str(value)))
     table.add_section()
@@ -71,7 +77,7 @@ def _limits(summary: Summary) -> str:
 
 
 def _latencies(summary: Summary) -> Table:
-    table = Table(title="Latency of successful requests (ms)", title_justify="left")
+    table = Table()
     table.add_column("number")
     for column in ("n", "mean", "p50", "p90", "p99"):
         table.add_column(column, justify="right")
@@ -87,14 +93,14 @@ def _latencies(summary: Summary) -> Table:
 
 
 def _stages(stages_ms: Mapping[str, float]) -> Table:
-    table = two_columns("Stages, by the server", "stage", "median ms")
+    table = two_columns("stage", "median ms")
     for stage, value_ms in stages_ms.items():
         table.add_row(stage, ms(value_ms))
     return table
 
 
 def _failures(failures: Mapping[str, int]) -> Table:
-    table = two_columns("Failures", "kind", "requests")
+    table = two_columns("kind", "requests")
     for kind, count in failures.items():
         table.add_row(escape(kind), str(count))
     return table

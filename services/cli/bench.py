@@ -33,6 +33,7 @@ from services.cli.bench_stack import (
     Compute,
     StackFailed,
     Topology,
+    busy,
     free_port,
     running,
     sigterm_as_interrupt,
@@ -82,7 +83,11 @@ def stages(
 ) -> None:
     """Stage split of single requests over PD and unified on this host, taken in turns: A, B, A, B."""
     plan = Plan(prompt_tokens, output_tokens, runs, warmup, seed)
-    compute = Compute.fair(sorted(os.sched_getaffinity(0)), threads_per_worker)
+    cores = sorted(os.sched_getaffinity(0))
+    compute = Compute.fair(cores, threads_per_worker)
+    load_average, warning = busy(cores)
+    if warning is not None:
+        typer.echo(f"handoff bench stages: {warning}", err=True)
     given = {"pd": pd_url, "unified": unified_url}
     urls: dict[Topology, str] = {}
     try:
@@ -98,7 +103,8 @@ def stages(
         raise _no_result("stages", exc) from exc
     console = Console()
     threads = None if all(given.values()) else compute.threads_per_worker
-    content = {"bench": "stages", "threads_per_worker": threads, **result.to_dict()}
+    host = {"cores": len(cores), "load_average_before": load_average, "threads_per_worker": threads}
+    content = {"bench": "stages", **host, **result.to_dict()}
     print_result(console, result)
     print_json_line(console, content)
     _write(json_file, content)

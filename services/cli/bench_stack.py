@@ -5,6 +5,7 @@ Started, waited for until its router is ready, and stopped whatever happens in b
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -46,6 +47,14 @@ class Compute:
         decode_cores = split_cores(cores, 2)[1]
         cpus = format_cores(decode_cores) if len(cores) > 1 else None
         return cls(threads_per_worker or len(decode_cores), cpus)
+
+
+def busy(cores: Sequence[int]) -> tuple[float, str | None]:
+    """How much runs on this host already (load average of a minute), and a warning if that spoils a measurement."""
+    load = os.getloadavg()[0]
+    if load <= len(cores) / 4:
+        return load, None
+    return load, f"this host is busy: load average {load:.1f} on {len(cores)} cores; the numbers will be off"
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.report import ms, two_columns
+from loadtest.report import ms, show, two_columns
 from loadtest.timing import TOTAL
 from services.cli.bench_stack import TOPOLOGIES
 from services.cli.bench_stages import Result, Spread, stage_rows
@@ -13,17 +13,17 @@ from services.cli.bench_stages import Result, Spread, stage_rows
 
 def print_result(console: Console, result: Result) -> None:
     """Everything but the JSON line."""
-    console.print(_stages(result))
-    console.print(_split(result))
-    console.print(_comparison(result))
+    plan = result.plan
+    lengths = f"{plan.prompt_tokens} prompt and {plan.output_tokens} output tokens"
+    show(console, f"Medians of {plan.runs} runs, ms; {lengths}", _stages(result))
+    show(console, "Where a PD request's time goes", _split(result))
+    show(console, "PD against unified", _comparison(result))
     for goal, met in result.goals.items():
         console.print(f"goal: {goal}: {'met' if met else 'missed'}", highlight=False)
 
 
 def _stages(result: Result) -> Table:
-    plan = result.plan
-    title = f"Medians of {plan.runs} runs (ms), {plan.prompt_tokens} prompt and {plan.output_tokens} output tokens"
-    table = Table(title=title, title_justify="left")
+    table = Table()
     table.add_column("stage, by the server")
     for topology in TOPOLOGIES:
         table.add_column(topology, justify="right")
@@ -39,7 +39,7 @@ def _stages(result: Result) -> Table:
 
 def _split(result: Result) -> Table:
     total_ms = result.stages_ms["pd"].get(TOTAL)
-    table = Table(title="Where a PD request's time goes", title_justify="left")
+    table = Table()
     for column in ("part", "ms", "share"):
         table.add_column(column, justify="left" if column == "part" else "right")
     for part, value_ms in result.split_ms().items():
@@ -48,7 +48,7 @@ def _split(result: Result) -> Table:
 
 
 def _comparison(result: Result) -> Table:
-    table = two_columns("PD against unified", "what", "value")
+    table = two_columns("what", "value")
     table.add_row("end-to-end, PD / unified: median of pairs (min - max)", _spread(result.ratio, ".3f"))
     transfer = "-" if result.transfer_ms is None else _spread(result.transfer_ms, ".2f")
     table.add_row("exposed transfer, ms: median (min - max)", transfer)

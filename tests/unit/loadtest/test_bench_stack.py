@@ -15,6 +15,7 @@ from services.cli.bench_stack import (
     Compute,
     StackFailed,
     Topology,
+    busy,
     free_port,
     running,
     sigterm_as_interrupt,
@@ -43,6 +44,14 @@ def test_both_topologies_get_the_same_compute() -> None:
     assert Compute.fair(range(9)) == Compute(4, "5-8")
     assert Compute.fair((3,)) == Compute(1, None)
     assert Compute.fair((0, 1), threads_per_worker=2) == Compute(2, "1")
+
+
+def test_a_busy_host_is_told() -> None:
+    """More than a quarter of the cores at work before the benchmark begins is worth a warning."""
+    load, warning = busy(range(1_000_000))
+    assert (load >= 0, warning) == (True, None)
+    load, warning = busy(())
+    assert (warning is not None) == (load > 0)
 
 
 def test_what_the_user_set_stays() -> None:
