@@ -121,7 +121,9 @@ class Scheduler:
         """When `expire` has something to do next."""
         limit_s = self.limits.queue_timeout_s
         waiting = (min(g.deadline, g.submitted_at + limit_s) for g in self.waiting)
-        return min((*waiting, *(g.deadline for g in self.active)), default=None)
+        # A group that has ended may wait long for its release; its deadline must not keep the engine awake.
+        active = (g.deadline for g in self.active if g.state is not State.ENDED)
+        return min((*waiting, *active), default=None)
 
     def admit(self) -> None:
         """Grant blocks to the head of the queue for as long as it fits."""
@@ -199,9 +201,7 @@ class Scheduler:
 
     def finish_sequence(self, seq: Sequence) -> None:
         """Free a sequence that has its finish reason."""
-        for block in seq.table:
-            self.pool.free(block)
-        seq.table.clear()
+        self._free_table(seq.table)
 
     def fail(self, group: Group, error: ServingError) -> None:
         """End a group with an error that its owner is told."""
@@ -283,9 +283,12 @@ class Scheduler:
             self.pool.register(block, name)
 
     def _free_prompt(self, group: Group) -> None:
-        for block in group.blocks:
-            self.pool.free(block)
-        group.blocks.clear()
+        self._free_table(group.blocks)
+
+    def _free_table(self, table: list[int]) -> None:
+        """From the end: of a cached chain the last block is evicted first, for without its head it is no use."""
+        while table:
+            self.pool.free(table.pop())
 
 
 def _ceil_div(a: int, b: int) -> int:
