@@ -15,66 +15,67 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-
 from shared.models.error import ModelError
 from shared.models.files import SINGLE, read_json, small_files, weight_files
 from shared.models.gguf_checkpoint import checkpoint_name, require_qwen2, write_small_files
 from shared.models.gguf_file import GgufFile
-from shared.models.safetensors_file import DTYPE_NAMES, TensorSpec, read_specs, write_tensors
+from shared.models.numbers import FLOATS, from_float32, to_float32
+from shared.models.safetensors_file import DTYPE_NAMES, TensorSpec, read_specs, tensor_bytes, write_tensors
 from shared.models.store import Report, require_space
 
-_FLOATS = frozenset({"F64", *DTYPE_NAMES.values()})
+_TELL_EVERY = 50
+_PIECE_BYTES = 8 << 20
 
 
 def convert(source: Path, target: Path, dtype_name: str, report: Report) -> None:
     """Fill the new folder `target`. Raises ModelError or OSError; the caller removes what is half-written."""
     target.mkdir(parents=True)
+    dtype = DTYPE_NAMES[dtype_name]
     if source.is_dir():
-        _convert_folder(source, target, dtype_name, report)
+        _convert_folder(source, target, dtype, report)
     else:
-        _convert_gguf(source, target, dtype_name, report)
+        _convert_gguf(source, target, dtype, report)
+    _set_dtype(target, dtype_name)
 
 
-def _convert_gguf(path: Path, target: Path, dtype_name: str, report: Report) -> None:
+def _convert_gguf(path: Path, target: Path, dtype: str, report: Report) -> None:
     source = GgufFile(path)
     require_qwen2(source)
     report(f"converting {path.name}: tokenizer and configs")
     write_small_files(source, target)
-    _set_dtype(target, dtype_name)
-    dtype, code = getattr(torch, dtype_name), DTYPE_NAMES[dtype_name]
-    specs = [TensorSpec(checkpoint_name(t.name), code, t.shape) for t in source.tensors.values()]
+    specs = [TensorSpec(checkpoint_name(t.name), dtype, t.shape) for t in source.tensors.values()]
 
     def data() -> Iterator[memoryview]:
         for number, name in enumerate(source.tensors, start=1):
-            if number % 50 == 1:
+            if number % _TELL_EVERY == 1:
                 report(f"converting {path.name}: tensor {number} of {len(specs)}")
             for piece in source.pieces(name):
-                yield _bytes_of(torch.from_numpy(piece).to(dtype))
+                yield from_float32(piece, dtype)
 
     _write(target, specs, data())
 
 
-def _convert_folder(source: Path, target: Path, dtype_name: str, report: Report) -> None:
+def _convert_folder(source: Path, target: Path, dtype: str, report: Report) -> None:
     for path in small_files(source):
         shutil.copyfile(path, target / path.name)
-    _set_dtype(target, dtype_name)
-    dtype, code = getattr(torch, dtype_name), DTYPE_NAMES[dtype_name]
     files = {path: read_specs(path) for path in weight_files(source)}
     specs = [
-        TensorSpec(spec.name, code if spec.dtype in _FLOATS else spec.dtype, spec.shape)
+        TensorSpec(spec.name, dtype if spec.dtype in FLOATS else spec.dtype, spec.shape)
         for file_specs in files.values()
         for spec in file_specs
     ]
 
     def data() -> Iterator[memoryview]:
         for number, (path, file_specs) in enumerate(files.items(), start=1):
-            report(f"converting {source.name} to {dtype_name}: file {number} of {len(files)}")
-            with safe_open(path, framework="pt") as tensors:
-                for spec in file_specs:
-                    tensor = tensors.get_tensor(spec.name)
-                    yield _bytes_of(tensor.to(dtype) if spec.dtype in _FLOATS else tensor)
+            report(f"converting {source.name}: file {number} of {len(files)}")
+            for spec, raw in zip(file_specs, tensor_bytes(path), strict=True):
+                for start in range(0, raw.size, _PIECE_BYTES):
+                    piece = raw[start : start + _PIECE_BYTES]
+                    yield (
+                        from_float32(to_float32(piece, spec.dtype), dtype)
+                        if spec.dtype in FLOATS
+                        else piece.data
+                    )
 
     _write(target, specs, data())
 
@@ -88,10 +89,6 @@ def _set_dtype(folder: Path, dtype_name: str) -> None:
     config = read_json(folder / "config.json")
     config.pop("torch_dtype", None)  # the older name of the same key
     (folder / "config.json").write_text(json.dumps(config | {"dtype": dtype_name}, indent=2) + "\n")
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _end_with_parent() -> None:
@@ -109,7 +106,6 @@ def main(arguments: list[str]) -> int:
     """Run one conversion; return the exit status."""
     source, target, dtype_name = arguments
     threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
-    torch.set_num_threads(1)
     try:
         convert(Path(source), Path(target), dtype_name, _say)
     except (ModelError, OSError) as exc:

@@ -26,6 +26,7 @@ from shared.models.files import read_json, small_files, weight_files
 from shared.models.gguf_checkpoint import write_small_files
 from shared.models.gguf_file import GgufFile
 from shared.models.locate import Located, find, locate
+from shared.models.numbers import FLOATS
 from shared.models.safetensors_file import DTYPE_NAMES, read_specs
 from shared.models.store import Report, make_entry
 
@@ -109,7 +110,7 @@ def _has_dtype(folder: Path, dtype_name: str) -> bool:
             f"{folder} is a quantised checkpoint; only float32, bfloat16 and float16 can be served"
         )
     dtypes = {spec.dtype for path in weight_files(folder) for spec in read_specs(path)}
-    return dtypes & {"F64", *DTYPE_NAMES.values()} == {DTYPE_NAMES[dtype_name]}
+    return dtypes & FLOATS == {DTYPE_NAMES[dtype_name]}
 
 
 def _entry(located: Located, kind: str) -> str:

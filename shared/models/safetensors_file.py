@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shared.models.error import ModelError
 
@@ -52,6 +55,17 @@ def read_specs(path: Path) -> list[TensorSpec]:
     if end != (size := path.stat().st_size):
         raise ModelError(f"{path} is damaged: it has {size} bytes and declares {end}")
     return specs
+
+
+def tensor_bytes(path: Path) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of each tensor of a file, mapped and not copied, in the order of `read_specs`."""
+    mapped = np.memmap(path, np.uint8, "r")
+    (length,) = _LENGTH.unpack(mapped[: _LENGTH.size].tobytes())
+    start = _LENGTH.size + length
+    header = json.loads(mapped[_LENGTH.size : start].tobytes())
+    for name, row in header.items():
+        if name != "__metadata__":
+            yield mapped[slice(*(start + offset for offset in row["data_offsets"]))]
 
 
 def write_tensors(path: Path, specs: list[TensorSpec], data: Iterable[memoryview | bytes]) -> None:

@@ -89,4 +89,4 @@ def _gguf_name(name: str) -> str:
     stem, _, ending = name.rpartition(".")
     parts = stem.split(".")
     short = next(gguf for part, gguf in _NAMES.items() if stem.endswith(part))
-    return f"blk.{parts[2]}.{short}.{ending}" if parts[1] == "layers" else f"{short}.{ending}"
+    return f"blk.{parts[2]}.{short}.{ending}" if "layers" in parts else f"{short}.{ending}"

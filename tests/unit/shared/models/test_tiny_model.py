@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ def test_it_is_a_complete_checkpoint_for_us_and_for_transformers(tmp_path: Path)
     """It is served in place, and transformers finds every weight and no other."""
     folder = build_tiny_model(tmp_path)
     assert folder == ensure_checkpoint(str(folder), "float32", tmp_path / "cache", print)
-    _, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(info.values())
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(loaded[1].values())
 
 
 def test_greedy_answers_are_varied_and_have_clear_margins(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_the_template_follows_chatml(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(build_tiny_model(tmp_path))
     call = {"type": "function", "function": {"name": "f", "arguments": {"a": "ü"}}}
     tools = ({"role": "tool", "content": "1"}, {"role": "tool", "content": "2"})
-    turns = [
+    turns: Any = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         *tools,
