@@ -16,7 +16,7 @@ from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode
 from shared.errors import InvariantBroken, ServingError
 from shared.kv.manifest import Manifest, plan_chunks, token_hash
-from shared.kv.progress import Progress
+from shared.kv.progress import Progress, TransferCancelled
 from shared.kv.tcp_sender import SendStats, SendTimeouts, send_blob
 from shared.kv.ticket import ticket_of
 from shared.observability import canonical_line
@@ -117,14 +117,20 @@ class PrefillStream:
             if self._sending is not None:
                 waited.add(self._sending)
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not next_event.done() and self._sending is not None:
-                await self._sending
+            if self._sending is not None and self._sending.done():
+                self._raise_failure(self._sending)
             event = await next_event
         finally:
             next_event.cancel()
         if not isinstance(event, First):
             raise InvariantBroken("prefill brought something else than first tokens")
         return event
+
+    def _raise_failure(self, sending: asyncio.Future[SendStats]) -> None:
+        # Called off by the engine itself, because every choice ended: the first tokens are on their way.
+        failure = sending.exception()
+        if failure is not None and not isinstance(failure, TransferCancelled):
+            raise failure
 
     def _send(self, handoff: Handoff, admitted: Admitted) -> asyncio.Future[SendStats]:
         """Start the sender's thread; it waits for each chunk by itself."""
