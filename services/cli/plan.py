@@ -66,7 +66,7 @@ def plan(options: Options, host: Host, environ: Mapping[str, str], *, secret: st
     common = dict(environ) | {
         "HANDOFF_MODEL": options.model,
         "HANDOFF_SECRET": secret,
-        "HANDOFF_LOG_FORMAT": environ.get("HANDOFF_LOG_FORMAT", "console"),
+        "HANDOFF_LOG_FORMAT": "json",
         "PYTHONUNBUFFERED": "1",
     }
     shares = split_cores(host.cores, len(options.workers))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from services.cli.child import Child, Echo
+from services.cli.log_lines import readable, summary
 from services.cli.plan import ChildSpec
 from services.cli.progress import Display
 
@@ -132,7 +133,7 @@ class Supervisor:
             finally:
                 await _cancel([watcher])
             pause_s = restarts.next_pause_s(time.monotonic()) if self._was_ready[name].is_set() else None
-            failure = ChildFailed(name, status, child.tail(20))
+            failure = ChildFailed(name, status, [readable(line) for line in child.tail(20)])
             if pause_s is None:
                 self._display.update(name, "failed", str(failure))
                 raise failure
@@ -142,7 +143,7 @@ class Supervisor:
     async def _watch_start(self, child: Child) -> None:
         """Show what a child logs until it is ready."""
         while not await self._is_ready(child.spec.ready_url):
-            self._display.update(child.spec.name, "starting", "".join(child.tail(1))[:100])
+            self._display.update(child.spec.name, "starting", "".join(map(summary, child.tail(1)))[:100])
             await asyncio.sleep(self._policy.ready_interval_s)
         self._display.update(child.spec.name, "ready")
         self._was_ready[child.spec.name].set()

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from services.cli.health import answers
 from services.cli.host import look_at_host, why_not_listen
+from services.cli.log_lines import readable
 from services.cli.plan import ChildSpec, Host, Options, base_url, plan, with_checkpoint
 from services.cli.progress import Display, make_display
 from services.cli.run import BAD_SETTINGS, check_names, settings_classes
@@ -118,7 +119,7 @@ async def serve(options: Options, specs: Sequence[ChildSpec], display: Display, 
             display=display,
             is_ready=lambda url: answers(client, url),
             policy=Policy(stop_s=_drain_s(specs) + _STOP_MARGIN_S),
-            echo=(lambda name, line: display.say(f"{name} | {line}")) if show_logs else None,
+            echo=(lambda name, line: display.say(f"{name} | {readable(line)}")) if show_logs else None,
         )
         await supervisor.run(stop, lambda: _announce(client, options, specs[-1].environ, display))
     shutil.rmtree(logs, ignore_errors=True)
