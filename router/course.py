@@ -148,9 +148,11 @@ class Course:
             self.report.completion_tokens += len(fresh)
             self._emit(fresh)
 
-    def stop(self, choice: int) -> None:
-        """The consumer needs no more tokens of this choice."""
+    def stop(self, choice: int) -> bool:
+        """The consumer needs no more tokens of this choice. False if it had ended already."""
+        was_open = not self._finished[choice]
         self._finished[choice] = True
+        return was_open
 
     def ended(self, way: Way) -> None:
         """A group is served and measured; when it was the last one the consumer is told."""

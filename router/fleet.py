@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from router.course import Course
 from router.policy import LeastOutstanding
 from router.settings import RouterSettings
 from router.workers.client import WorkerClient
-from router.workers.registry import Registry
 from router.workers.state import Worker
 from shared.errors import Overloaded, ServingError, Unavailable
 
 T = TypeVar("T")
+
+
+class Roster(Protocol):
+    """The workers that may be chosen now; see Registry."""
+
+    @property
+    def unified(self) -> bool: ...
+    def prefill(self) -> Sequence[Worker]: ...
+    def decode(self) -> Sequence[Worker]: ...
+    async def changed(self, *, within_s: float) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +33,7 @@ class Fleet:
 
     settings: RouterSettings
     client: WorkerClient
-    registry: Registry
+    registry: Roster
     policy: LeastOutstanding[Worker]
 
     async def place(

@@ -69,14 +69,22 @@ class Leg(Generic[E]):
         finally:
             self._lease.__exit__(None, None, None)
 
+    def _silent(self) -> None:
+        """Before its first word: the worker does not answer looks either, so nothing will come."""
+        self._inbox.put(Arrival(self, None, BackendTimeout(f"{self.worker.name} does not answer any more")))
+
     async def _run(self) -> None:
         stream: EventStream[E] | None = None
         try:
-            stream = await self._open_stream()
-            while not stream.ended:
+            with self.worker.watched(self._silent):
+                stream = await self._open_stream()
                 event = await stream.next()
+            while True:
                 self._ended = stream.ended
                 self._inbox.put(Arrival(self, event))
+                if stream.ended:
+                    break
+                event = await stream.next()
             await stream.settle()
         except ServingError as exc:
             self.reported = stream is not None and stream.reported

@@ -65,8 +65,7 @@ class Relay:
 
     def stop(self, choice: int) -> None:
         """A stop string ended this choice: drop its further tokens and tell its worker, without waiting."""
-        self._course.stop(choice)
-        if choice in self._course.holders:
+        if self._course.stop(choice) and choice in self._course.holders:
             errand = asyncio.create_task(self._tell_stop(choice))
             self._errands.add(errand)
             errand.add_done_callback(self._errands.discard)
@@ -184,6 +183,11 @@ class Dispatcher:
             yield relay
         finally:
             await relay.aclose()
+
+    async def idle(self) -> None:
+        """Wait until nothing is held at any worker."""
+        while self._running:
+            await asyncio.wait(set(self._running))
 
     async def aclose(self) -> None:
         """Cancel every relay and wait until all are over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Literal
 
 from router.timing import AT_FIRST_TOKEN, Stages, header_text, server_timing
@@ -21,6 +22,21 @@ class Way:
     wire_bytes: int = 0
     hidden_s: float = 0.0
     prompt_tokens_computed_on_decode: int = 0
+    injected_at: float | None = None
+
+    def injected(self) -> None:
+        """KV is at decode, as far as the router can see."""
+        if self.injected_at is None:
+            self.injected_at = perf_counter()
+
+    def decoding(self) -> None:
+        """Tokens came: what the router itself sees of decode, until the worker tells its own measure at the end.
+
+        An answer that a stop string ends is cancelled, and has no other measure.
+        """
+        self.injected()
+        if self.injected_at is not None:
+            self.stages.decode = perf_counter() - self.injected_at
 
 
 @dataclass(slots=True)

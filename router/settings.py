@@ -84,7 +84,10 @@ class RouterSettings(CommonSettings):
         30.0, gt=0, le=600, description="Seconds that one write to a worker may block."
     )
     reserve_timeout_s: float = Field(
-        5.0, gt=0, le=600, description="Seconds from asking a decode worker to its grant or refusal."
+        60.0,
+        gt=0,
+        le=600,
+        description="Seconds from asking a decode worker to its grant or refusal; it may queue for blocks.",
     )
     prefill_timeout_s: float = Field(
         300.0, gt=0, le=86_400, description="Seconds from asking for prefill to the first token."

@@ -58,9 +58,11 @@ class SoloTry:
             way.decode_worker = leg.worker.name
             course.holders.update(dict.fromkeys(self._group, (leg.worker, self._id)))
             course.first(leg, self._group, first, way)
+            way.injected()
             while True:
                 event = (await self._inbox.take(fleet.settings.decode_timeout_s, leg)).event
                 if isinstance(event, DecodeEvent) and event.tokens is not None:
+                    way.decoding()
                     course.tokens(leg, self._group, event.tokens)
                 elif isinstance(event, DecodeEvent) and event.finish is not None:
                     break

@@ -9,6 +9,7 @@ so any failure ends the try, and the next one resumes from the tokens that are o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from time import perf_counter
 
 from router.course import Course
 from router.fleet import Fleet
-from router.legs import Inbox, Leg, LegFailed
+from router.legs import Arrival, Inbox, Leg, LegFailed
 from router.report import Way
 from router.workers.state import Worker
 from shared.errors import BackendError, EngineFault, Overloaded
@@ -34,6 +35,7 @@ class SplitTry:
         self._course = course
         self._group = group
         self._inbox = Inbox()
+        self._early: deque[Arrival] = deque()
         self._way = Way(topology="pd")
         self._id = course.next_id()
 
@@ -111,7 +113,7 @@ class SplitTry:
                 try:
                     first = await self._first(leg)
                 except LegFailed as exc:
-                    if exc.leg is not leg:
+                    if exc.leg is not leg or self._early:
                         raise
                     if isinstance(exc.error, Overloaded):
                         refused[worker.url] = exc.error
@@ -134,7 +136,11 @@ class SplitTry:
             self._way.stages.retry += perf_counter() - started_at
 
     async def _first(self, leg: Leg[PrefillEvent]) -> First:
+        """Wait for prefill's first tokens. Decode can overtake them, on its own connection; its events are kept."""
         arrival = await self._inbox.take(self._fleet.settings.prefill_timeout_s, leg)
+        while arrival.leg is not leg:
+            self._early.append(arrival)
+            arrival = await self._inbox.take(self._fleet.settings.prefill_timeout_s, leg)
         if not isinstance(arrival.event, PrefillEvent) or arrival.event.first is None:
             raise LegFailed(arrival.leg, BackendError(f"{arrival.leg.worker.name} answered out of turn"))
         return arrival.event.first
@@ -157,7 +163,10 @@ class SplitTry:
             else:
                 limit_s = settings.decode_timeout_s if injected else settings.transfer_timeout_s
             try:
-                arrival = await self._inbox.take(limit_s, prefill if finish is not None else decode)
+                if self._early:
+                    arrival = self._early.popleft()
+                else:
+                    arrival = await self._inbox.take(limit_s, prefill if finish is not None else decode)
             except LegFailed as exc:
                 if exc.leg is prefill and injected:
                     sent_known = True  # it is lost with its account, but decode has all that it needs
@@ -174,6 +183,7 @@ class SplitTry:
                     raise LegFailed(prefill, BackendError(f"{prefill.worker.name} sent no KV"))
             elif event is not None and event.tokens is not None:
                 injected = True
+                self._way.decoding()
                 course.tokens(decode, self._group, event.tokens)
             elif event is not None and event.finish is not None:
                 finish = event.finish
@@ -189,6 +199,8 @@ class SplitTry:
         way.stages.decode = finish.decode_s
 
     def _account(self, sent: Sent) -> None:
+        self._way.injected()
+        self._way.kv_bytes = sent.kv_bytes
         self._way.transport = sent.transport
         self._way.wire_bytes = sent.wire_bytes
         self._way.hidden_s = sent.hidden_s

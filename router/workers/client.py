@@ -1,23 +1,27 @@
 """The router's HTTP client to the workers.
 
-One pool without a connection limit: admission already bounds the requests, and a limit here would only be a second,
-hidden queue. Idle connections are dropped after 30 s, well before the workers' servers do so after 75 s. Should a
-worker close a kept connection at the very moment of its reuse, the request goes once more on a new one: work is
-tied to its connection, so what a broken one asked for is not done.
+Should a worker close a kept connection at the very moment of its reuse, the request goes once more on a new one:
+work is tied to its connection, so what a broken one asked for is not done.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+import ssl
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
 
 import httpx
 from pydantic import ValidationError
 
 from router.settings import RouterSettings
+from router.workers.connections import Connections
+from router.workers.exchange import Exchange
 from router.workers.state import Worker
 from router.workers.stream import EventStream, as_our_own, from_httpx
 from shared.asgi.answers import from_error_response
+from shared.asgi.disconnect import finish
 from shared.errors import BackendError, BackendTimeout, ServingError
 from shared.wire import (
     DecodeEvent,
@@ -29,8 +33,7 @@ from shared.wire import (
     WorkerInfo,
 )
 
-KEEPALIVE_EXPIRY_S = 30.0
-MAX_ERROR_BYTES = 64 * 2**10
+MAX_ANSWER_BYTES = 64 * 2**10
 
 E = TypeVar("E", bound=DecodeEvent | PrefillEvent)
 
@@ -44,102 +47,98 @@ class WorkerClient:
             "content-type": "application/json",
             "accept-encoding": "identity",
         }
-        self._timeout = httpx.Timeout(
-            connect=settings.connect_timeout_s,
-            write=settings.write_timeout_s,
-            read=None,
-            pool=settings.connect_timeout_s,
-        )
-        self._health_timeout_s = settings.health_timeout_s
-        self._kept = self._client(max_keepalive_connections=2 * settings.max_inflight)
-        self._fresh = self._client(max_keepalive_connections=0)
-
-    def _client(self, *, max_keepalive_connections: int) -> httpx.AsyncClient:
-        return httpx.AsyncClient(
-            headers=self._headers,
-            timeout=self._timeout,
-            trust_env=False,
-            follow_redirects=False,
-            limits=httpx.Limits(
-                max_connections=None,
-                max_keepalive_connections=max_keepalive_connections,
-                keepalive_expiry=KEEPALIVE_EXPIRY_S,
-            ),
-        )
+        self._extensions = {
+            "timeout": {
+                "connect": settings.connect_timeout_s,
+                "write": settings.write_timeout_s,
+                "read": None,
+                "pool": settings.connect_timeout_s,
+            }
+        }
+        self._small_timeout_s = settings.health_timeout_s
+        self._max_idle = settings.max_inflight
+        self._ssl_context = ssl.create_default_context()
+        self._connections: dict[str, Connections] = {}
 
     async def aclose(self) -> None:
-        """Close every connection."""
-        await self._kept.aclose()
-        await self._fresh.aclose()
+        """Close every idle connection; those in use are closed by who uses them."""
+        for connections in self._connections.values():
+            await connections.aclose()
 
     async def decode(self, worker: Worker, request: DecodeRequest) -> EventStream[DecodeEvent]:
         """Open /v1/decode. The reservation lives exactly as long as the stream is open."""
-        return await self._stream(worker, "/v1/decode", request, DecodeEvent)
+        return await self._stream(worker, "/v1/decode", request, DecodeEvent.model_validate_json)
 
     async def prefill(self, worker: Worker, request: PrefillRequest) -> EventStream[PrefillEvent]:
         """Open /v1/prefill."""
-        return await self._stream(worker, "/v1/prefill", request, PrefillEvent)
+        return await self._stream(worker, "/v1/prefill", request, PrefillEvent.model_validate_json)
 
     async def stop(self, worker: Worker, request: StopChoices) -> None:
         """Tell a decode worker that these choices need no more tokens."""
-        async with self._bounded(worker):
-            response = await self._send(worker, "/v1/decode/stop", request)
+        async with _Bounded(self._small_timeout_s, worker):
+            exchange = await self._send(worker, "POST", "/v1/decode/stop", request)
             try:
-                if response.status_code >= 400:
-                    raise await _refusal(response, worker)
+                if exchange.response.status_code >= 400:
+                    raise await _refusal(exchange.response, worker)
             finally:
-                await response.aclose()
+                await exchange.aclose()
 
     async def info(self, worker: Worker) -> WorkerInfo:
-        """Ask who it is and how it does. Marks it lost if the connection fails."""
-        async with self._bounded(worker):
-            request = self._kept.build_request("GET", f"{worker.url}/v1/info")
-            response = await self._dispatch(worker, request)
+        """Ask who it is and how it does. Raises BackendError if it does not answer properly."""
+        async with _Bounded(self._small_timeout_s, worker):
+            exchange = await self._send(worker, "GET", "/v1/info")
             try:
-                if response.status_code != 200:
-                    raise await _refusal(response, worker)
-                return WorkerInfo.model_validate_json(await _limited(response, worker))
+                if exchange.response.status_code != 200:
+                    raise await _refusal(exchange.response, worker)
+                return WorkerInfo.model_validate_json(await _limited(exchange.response, worker))
             except ValidationError as exc:
                 raise BackendError("it does not speak this protocol") from exc
             finally:
-                await response.aclose()
+                await exchange.aclose()
 
-    def _bounded(self, worker: Worker) -> _Bounded:
-        return _Bounded(self._health_timeout_s, worker)
-
-    async def _stream(self, worker: Worker, path: str, body: Wire, event_type: type[E]) -> EventStream[E]:
-        response = await self._send(worker, path, body)
-        if response.status_code == 200:
-            return EventStream(response, event_type, worker)
+    async def _stream(
+        self, worker: Worker, path: str, body: Wire, parse: Callable[[bytes], E]
+    ) -> EventStream[E]:
+        exchange = await self._send(worker, "POST", path, body)
+        if exchange.response.status_code == 200:
+            return EventStream(exchange, parse, worker)
         try:
-            refusal = await _refusal(response, worker)
+            refusal = await _refusal(exchange.response, worker)
         except BaseException:
-            await response.aclose()
+            await exchange.aclose()
             raise
-        return EventStream(response, event_type, worker, refusal=refusal)
+        return EventStream(exchange, parse, worker, refusal=refusal)
 
-    async def _send(self, worker: Worker, path: str, body: Wire) -> httpx.Response:
-        return await self._dispatch(
-            worker, self._kept.build_request("POST", f"{worker.url}{path}", content=body.to_json())
-        )
+    async def _send(self, worker: Worker, method: str, path: str, body: Wire | None = None) -> Exchange:
+        """The response's head. Raises BackendError, BackendTimeout."""
+        connections = self._connections.get(worker.url)
+        if connections is None:
+            connections = Connections(max_idle=self._max_idle, ssl_context=self._ssl_context)
+            self._connections[worker.url] = connections
+        content = None if body is None else body.to_json()
 
-    async def _dispatch(self, worker: Worker, request: httpx.Request) -> httpx.Response:
-        connected: list[str] = []
+        async def attempt(connection: httpx.AsyncHTTPTransport) -> Exchange:
+            request = httpx.Request(
+                method, worker.url + path, headers=self._headers, content=content, extensions=self._extensions
+            )
+            try:
+                response = await connection.handle_async_request(request)
+            except BaseException:
+                await finish(connection.aclose())
+                raise
+            response.request = request
+            return Exchange(response, connection, connections)
 
-        async def note(event: str, _: Any) -> None:
-            if event == "connection.connect_tcp.started":
-                connected.append(event)
-
-        request.extensions["trace"] = note
+        kept = connections.kept()
         try:
-            return await self._kept.send(request, stream=True)
-        except httpx.TimeoutException as exc:
-            raise from_httpx(exc, worker) from exc
-        except httpx.TransportError as exc:
-            if connected:
-                raise from_httpx(exc, worker) from exc
-        try:
-            return await self._fresh.send(request, stream=True)
+            if kept is not None:
+                try:
+                    return await attempt(kept)
+                except httpx.TimeoutException:
+                    raise
+                except httpx.TransportError:
+                    pass  # it was closed while idle: nothing was answered on it, so nothing was begun
+            return await attempt(connections.fresh())
         except httpx.TransportError as exc:
             raise from_httpx(exc, worker) from exc
 
@@ -154,11 +153,13 @@ class _Bounded:
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
 
-    async def __aexit__(self, *exc_info: Any) -> None:
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
-            await self._timeout.__aexit__(*exc_info)
-        except TimeoutError as exc:
-            raise BackendTimeout(f"{self._worker.name} did not answer in time") from exc
+            await self._timeout.__aexit__(exc_type, exc, traceback)
+        except TimeoutError as late:
+            raise BackendTimeout(f"{self._worker.name} did not answer in time") from late
 
 
 async def _limited(response: httpx.Response, worker: Worker) -> bytes:
@@ -166,7 +167,7 @@ async def _limited(response: httpx.Response, worker: Worker) -> bytes:
     try:
         async for chunk in response.aiter_raw():
             body += chunk
-            if len(body) > MAX_ERROR_BYTES:
+            if len(body) > MAX_ANSWER_BYTES:
                 raise BackendError(f"{worker.name} answered too much")
     except httpx.HTTPError as exc:
         raise from_httpx(exc, worker) from exc

@@ -90,7 +90,7 @@ class Registry:
         try:
             info = await self._client.info(worker)
         except ServingError as exc:
-            worker.lost(exc.message)
+            worker.missed(exc.message)
         else:
             worker.seen(info, self._judge(worker, info))
 

@@ -21,9 +21,11 @@ class Worker:
         self.url = url
         self.info: WorkerInfo | None = None
         self.problem: str | None = "not seen yet"
+        self.missed_looks = 0
         self.outstanding_requests = 0
         self.outstanding_tokens = 0
         self._on_change = on_change
+        self._watchers: set[Callable[[], None]] = set()
 
     @property
     def usable(self) -> bool:
@@ -44,6 +46,7 @@ class Worker:
 
     def seen(self, info: WorkerInfo, problem: str | None) -> None:
         """Take over a worker's answer and the judgement on it."""
+        self.missed_looks = 0
         changed = self.info is None or self.info.boot != info.boot or self.problem != problem
         self.info = info
         self.problem = problem
@@ -56,6 +59,23 @@ class Worker:
         self.problem = problem
         if changed:
             self._on_change()
+
+    def missed(self, problem: str) -> None:
+        """A look failed. After two in a row whoever still waits for a first word from it is told."""
+        self.missed_looks += 1
+        self.lost(problem)
+        if self.missed_looks >= 2:
+            for tell in tuple(self._watchers):
+                tell()
+
+    @contextmanager
+    def watched(self, tell: Callable[[], None]) -> Iterator[None]:
+        """Have `tell` called when the worker has become silent, for as long as the context lives."""
+        self._watchers.add(tell)
+        try:
+            yield
+        finally:
+            self._watchers.discard(tell)
 
     @contextmanager
     def lease(self, tokens: int) -> Iterator[None]:

@@ -6,14 +6,15 @@ A stream that ends without a terminal event was cut and is an error, never a suc
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import httpx
 from pydantic import ValidationError
 
+from router.workers.exchange import Exchange
 from router.workers.state import Worker
 from shared.asgi.answers import from_error_body
-from shared.asgi.disconnect import finish
 from shared.errors import BackendError, BackendTimeout, Overloaded, ServingError, Unauthorized, UnknownModel
 from shared.wire import DecodeEvent, PrefillEvent
 
@@ -45,7 +46,7 @@ def as_our_own(exc: ServingError) -> ServingError:
 
 
 class EventStream(Generic[E]):
-    """The events of one response. It owns the response; closing before the end closes the connection.
+    """The events of one response. It owns the exchange; closing before the end closes the connection.
 
     refusal: what a status other than 200 meant; then it is the one thing that `next` has to tell.
     reported: the error that `next` raised was told by the worker itself, not caused by its connection.
@@ -53,20 +54,19 @@ class EventStream(Generic[E]):
 
     def __init__(
         self,
-        response: httpx.Response,
-        event_type: type[E],
+        exchange: Exchange,
+        parse: Callable[[bytes], E],
         worker: Worker,
         *,
         refusal: ServingError | None = None,
     ) -> None:
-        self._response = response
+        self._exchange = exchange
         self._refusal = refusal
-        self._event_type = event_type
+        self._parse = parse
         self._worker = worker
-        self._chunks = response.aiter_raw()
+        self._chunks = exchange.response.aiter_raw()
         self._lines: deque[bytes] = deque()
         self._rest = bytearray()
-        self._closed = False
         self.ended = False
         self.reported = False
 
@@ -77,7 +77,7 @@ class EventStream(Generic[E]):
             raise self._refusal
         line = await self._line()
         try:
-            event = self._event_type.model_validate_json(line)
+            event = self._parse(line)
         except ValidationError as exc:
             raise BackendError(f"{self._worker.name} answered what the protocol does not know") from exc
         if event.error is not None:
@@ -98,15 +98,7 @@ class EventStream(Generic[E]):
 
     async def aclose(self) -> None:
         """Close exactly once, to the end, even if the caller is cancelled meanwhile."""
-        if not self._closed:
-            self._closed = True
-            await finish(self._close())
-
-    async def _close(self) -> None:
-        try:
-            await self._response.aclose()
-        except httpx.HTTPError as exc:
-            from_httpx(exc, self._worker)
+        await self._exchange.aclose()
 
     async def _line(self) -> bytes:
         while not self._lines:

@@ -1,0 +1,131 @@
+"""All prompts of one client request: their relays side by side, their tokens turned into text, their counts.
+
+Choice i * n + j is sample j of prompt i, whatever order the prompts end in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from time import perf_counter
+
+from router.course import Job
+from router.openai.resolve import Plan
+from router.openai.responses import Usage
+from router.relay import Dispatcher, Relay
+from router.report import Report, combined
+from router.text.choice import ChoiceText, Piece
+from router.text.tokenizer import TextTokenizer
+from shared.wire import TokenOut
+
+Batch = list[tuple[int, Piece]]
+
+
+class Generation:
+    """Made and entered for one request; `aclose` cancels whatever still runs, at the workers too.
+
+    started: perf_counter() when the request was read.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        plan: Plan,
+        tokenizer: TextTokenizer,
+        *,
+        request_id: str,
+        timeout_s: float,
+        started: float,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._started = started
+        self._num_choices = plan.num_choices
+        self._texts: list[ChoiceText] = [
+            plan.choice_text(tokenizer, i) for i in range(len(plan.prompts)) for _ in range(plan.num_choices)
+        ]
+        self._jobs = [
+            Job(
+                request_id=request_id if len(plan.prompts) == 1 else f"{request_id}.p{i}",
+                token_ids=prompt.token_ids,
+                num_choices=plan.num_choices,
+                sampling=prompt.sampling,
+                timeout_s=timeout_s,
+                started=started,
+            )
+            for i, prompt in enumerate(plan.prompts)
+        ]
+        self._relays: dict[int, Relay] = {}
+        self._ended: list[Report] = []
+        self._batches: asyncio.Queue[Batch | BaseException | None] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def num_choices(self) -> int:
+        """Over all prompts."""
+        return len(self._texts)
+
+    def usage(self) -> Usage:
+        """Tokens so far: prompts once each, whatever n is."""
+        return Usage(
+            prompt_tokens=sum(len(job.token_ids) for job in self._jobs),
+            completion_tokens=sum(text.completion_tokens for text in self._texts),
+            cached_tokens=sum(relay.report.cached_tokens for relay in self._relays.values()),
+        )
+
+    def report(self) -> Report:
+        """What is measured so far; with several prompts the way is that of the one that ended last."""
+        open_ones = [r.report for r in self._relays.values() if all(r.report is not e for e in self._ended)]
+        reports = [*open_ones, *self._ended] or [Report(prompt_tokens=0)]
+        return combined(reports, total_s=perf_counter() - self._started)
+
+    async def batches(self) -> AsyncGenerator[Batch, None]:
+        """Pieces by choice, as they come; a batch may be empty. Raises what broke any of the prompts."""
+        self._tasks = [asyncio.create_task(self._guard(i)) for i in range(len(self._jobs))]
+        num_open = len(self._jobs)
+        while num_open:
+            item = await self._batches.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+
+    async def aclose(self) -> None:
+        """Stop everything and wait until it has stopped."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _guard(self, index: int) -> None:
+        try:
+            await self._serve(index)
+        except Exception as exc:  # noqa: BLE001 - raised again by batches()
+            self._batches.put_nowait(exc)
+        else:
+            self._batches.put_nowait(None)
+
+    async def _serve(self, index: int) -> None:
+        offset = index * self._num_choices
+        texts = self._texts[offset : offset + self._num_choices]
+        async with self._dispatcher.relay(self._jobs[index]) as relay:
+            self._relays[index] = relay
+            async for tokens in relay:
+                stopped_before = sum(text.stopped_early for text in texts)
+                self._batches.put_nowait(self._push(offset, tokens))
+                if sum(text.stopped_early for text in texts) == stopped_before:
+                    continue
+                if all(text.finished for text in texts):
+                    break  # a stop string was the end: leaving the relay cancels the rest at the workers
+                for choice, text in enumerate(texts):
+                    if text.stopped_early:
+                        relay.stop(choice)
+            self._ended.append(relay.report)
+
+    def _push(self, offset: int, tokens: list[TokenOut]) -> Batch:
+        batch: Batch = []
+        for token in tokens:
+            if piece := self._texts[offset + token.choice].push(token):
+                batch.append((offset + token.choice, piece))
+        return batch

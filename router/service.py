@@ -1,0 +1,164 @@
+"""From a client's bytes to an answer that is under way: parse, name, plan, admit."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Literal
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.answering import Answering
+from router.checkpoint import Checkpoint
+from router.generation import Generation
+from router.metrics import RouterMetrics
+from router.openai.requests import ChatRequest, CompletionRequest, Limits, parse_chat, parse_completion
+from router.openai.resolve import Plan, Resolver
+from router.openai.responses import ChatAnswer, CompletionAnswer
+from router.relay import Dispatcher
+from router.settings import RouterSettings
+from router.workers.registry import Registry
+from shared.asgi.body import read_body
+from shared.asgi.context import request_id_of
+from shared.asgi.disconnect import finish, run_until_disconnect
+from shared.asgi.stream import SSE, OwnedStream
+from shared.errors import Overloaded, ServingError, Unavailable, UnknownModel
+
+Endpoint = Literal["chat", "completions"]
+_log = structlog.get_logger(__name__)
+
+
+class Service:
+    """Serves both endpoints. Holds no request's state but the number of prompts in flight."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        checkpoint: Checkpoint,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        metrics: Callable[[Service], RouterMetrics],
+    ) -> None:
+        self._settings = settings
+        self._checkpoint = checkpoint
+        self._registry = registry
+        self._dispatcher = dispatcher
+        self._limits = Limits()
+        self._resolver = Resolver(
+            checkpoint.tokenizer, checkpoint.template, default_max_tokens=settings.default_max_tokens
+        )
+        self._told_unknown: set[str] = set()
+        self.in_flight = 0
+        self._metrics = metrics(self)
+
+    async def answer(self, request: Request, endpoint: Endpoint) -> Response:
+        """The response to a request; a stream has not begun then. Raises ServingError."""
+        started = perf_counter()
+        try:
+            if request.app.state.draining:
+                raise Unavailable("the router is shutting down", retry_after_s=self._settings.retry_after_s)
+            body = await read_body(
+                request, limit_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s
+            )
+            started = perf_counter()
+            parsed, plan = await self._plan(body, endpoint)
+            self._admit(len(plan.prompts))
+        except ServingError as exc:
+            self._metrics.refused(endpoint, exc.code)
+            raise
+        answering = self._begin(request, parsed, plan, endpoint, started)
+        if parsed.stream:
+            return OwnedStream(answering, SSE)
+        try:
+            return await run_until_disconnect(request.receive, answering.whole())
+        finally:
+            await finish(answering.aclose())
+
+    async def _plan(self, body: bytes, endpoint: Endpoint) -> tuple[ChatRequest | CompletionRequest, Plan]:
+        """What the client wants, as token ids and sampling. Long texts are worked on in a thread."""
+        parsed: ChatRequest | CompletionRequest
+        if len(body) > self._settings.offload_chars:
+            parse = parse_chat if endpoint == "chat" else parse_completion
+            parsed = await asyncio.to_thread(parse, body, self._limits)
+        else:
+            parsed = (
+                parse_chat(body, self._limits) if endpoint == "chat" else parse_completion(body, self._limits)
+            )
+        if parsed.model is not None and parsed.model != self._checkpoint.name:
+            raise UnknownModel("The model that the request names is not served here.", param="model")
+        self._tell_unknown(parsed.unknown)
+        facts = self._checkpoint.facts
+        max_model_len = self._checkpoint.max_model_len(self._registry.max_model_len())
+        if isinstance(parsed, ChatRequest):
+            resolve = partial(self._resolver.chat, parsed, facts, max_model_len, _draw_seed)
+        else:
+            resolve = partial(self._resolver.completion, parsed, facts, max_model_len, _draw_seed)
+        if parsed.text_chars > self._settings.offload_chars:
+            return parsed, await asyncio.to_thread(resolve)
+        return parsed, resolve()
+
+    def _admit(self, num_prompts: int) -> None:
+        if self.in_flight and self.in_flight + num_prompts > self._settings.max_inflight:
+            raise Overloaded(
+                "the router serves as many requests as it may", retry_after_s=self._settings.retry_after_s
+            )
+        self.in_flight += num_prompts
+
+    def _release(self, num_prompts: int) -> None:
+        self.in_flight -= num_prompts
+
+    def _begin(
+        self,
+        request: Request,
+        parsed: ChatRequest | CompletionRequest,
+        plan: Plan,
+        endpoint: Endpoint,
+        started: float,
+    ) -> Answering:
+        request_id = request_id_of(request.scope)
+        make = ChatAnswer if endpoint == "chat" else CompletionAnswer
+        answer = make(
+            request_id.removeprefix("req-"),
+            created=int(time.time()),
+            model=self._checkpoint.name,
+            fingerprint=f"handoff-{self._checkpoint.tokenizer_digest[:8]}",
+            tokenizer=self._checkpoint.tokenizer,
+            include_usage=plan.include_usage,
+            logprobs=plan.logprobs,
+        )
+        generation = Generation(
+            self._dispatcher,
+            plan,
+            self._checkpoint.tokenizer,
+            request_id=request_id,
+            timeout_s=self._settings.request_timeout_s,
+            started=started,
+        )
+        return Answering(
+            generation,
+            answer,
+            endpoint=endpoint,
+            stream=parsed.stream,
+            include_usage=plan.include_usage,
+            continuous_usage=plan.continuous_usage,
+            started=started,
+            metrics=self._metrics,
+            release=partial(self._release, len(plan.prompts)),
+        )
+
+    def _tell_unknown(self, names: tuple[str, ...]) -> None:
+        """Log each unknown field once, and not without end."""
+        for name in names:
+            if name not in self._told_unknown and len(self._told_unknown) < 100:
+                self._told_unknown.add(name)
+                _log.info("unknown_field_ignored", field=name[:64])
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(63)
