@@ -109,6 +109,7 @@ class _Request(BaseModel):
     stop: Annotated[list[str], BeforeValidator(_stop)] = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
+    return_token_ids: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     unknown: tuple[str, ...] = Field(default=(), exclude=True)

@@ -49,6 +49,11 @@ class Plan:
     include_usage: bool
     continuous_usage: bool
     logprobs: bool
+    token_ids: bool
+
+    def prompt_ids(self) -> list[list[int]]:
+        """The prompt of every choice, by the index that the client sees."""
+        return [planned.token_ids for planned in self.prompts for _ in range(self.num_choices)]
 
     def choice_text(self, tokenizer: TextTokenizer, prompt: int) -> ChoiceText:
         """The text pipeline of one sample of prompt number `prompt`."""
@@ -135,6 +140,7 @@ class Resolver:
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             logprobs=request.num_logprobs is not None,
+            token_ids=bool(request.return_token_ids),
         )
 
 

@@ -66,14 +66,17 @@ class Answer(ABC):
         tokenizer: TextTokenizer,
         include_usage: bool = False,
         logprobs: bool = False,
+        prompts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """response_id: the unique part of the id. created: Unix seconds. fingerprint: of the model served.
 
         logprobs: they were asked for, so a whole answer has the lists even if it has no text.
+        prompts: given if token ids were asked for: the prompt's ids of every choice, by index.
         """
         self.id = self.prefix + response_id
         self._tokenizer = tokenizer
         self._logprobs = logprobs
+        self._prompts = prompts
         self._head = {"created": created, "model": model, "system_fingerprint": fingerprint}
         head = orjson.dumps({"id": self.id, "object": self.stream_object} | self._head)
         self._open = b"data: " + head[:-1] + b',"choices":['
@@ -91,14 +94,21 @@ class Answer(ABC):
         """The events of one piece: none, its text, its ending, or both. usage: counts so far, if wanted in each."""
         events = b""
         if piece.text or piece.entries:
-            if piece.entries or usage is not None:
-                events = self._event(self._chunk(index, piece.text, piece.entries, None), usage)
+            if piece.entries or usage is not None or self._prompts is not None:
+                ids = self._ids(piece if piece.finish_reason is None else None)
+                events = self._event(self._chunk(index, piece.text, piece.entries, None) | ids, usage)
             else:
                 begin, end = self._around_text(index)
                 events = begin + orjson.dumps(piece.text) + end
         if piece.finish_reason is not None:
-            events += self._event(self._chunk(index, None, (), piece.finish_reason), usage)
+            ending = self._chunk(index, None, (), piece.finish_reason) | self._ids(piece)
+            events += self._event(ending, usage)
         return events
+
+    def _ids(self, piece: Piece | None) -> dict[str, Any]:
+        if self._prompts is None:
+            return {}
+        return {"token_ids": [] if piece is None else piece.token_ids}
 
     def usage(self, usage: Usage, timing: Mapping[str, Any] | None = None) -> bytes:
         """The last event before DONE, where it was asked for. timing: stage times to show beside the counts."""
@@ -122,7 +132,11 @@ class Answer(ABC):
         text = "".join(piece.text for piece in pieces)
         entries = [entry for piece in pieces for entry in piece.entries]
         reason = next((piece.finish_reason for piece in pieces if piece.finish_reason), None)
-        return self._choice(index, text, entries, reason)
+        choice = self._choice(index, text, entries, reason)
+        if self._prompts is not None:
+            choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
+            choice["prompt_token_ids"] = self._prompts[index]
+        return choice
 
     def _event(self, choice: Mapping[str, Any], usage: Usage | None) -> bytes:
         end = self._no_usage if usage is None else b'],"usage":' + orjson.dumps(usage.to_json()) + b"}" + _END

@@ -37,11 +37,12 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one push settled. False if there is nothing to send."""
+    """What one push settled. False if there is nothing to send. token_ids: all tokens since the last piece."""
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
     finish_reason: FinishReason | None = None
+    token_ids: tuple[TokenId, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.text or self.entries or self.finish_reason)
@@ -73,6 +74,7 @@ class ChoiceText:
         self._waiting: deque[TokenEntry] = deque()
         self._decoded = 0  # characters
         self._emitted = 0  # characters
+        self._untold_ids: list[TokenId] = []
         self.completion_tokens = 0
         self.finished = False
         self.stopped_early = False
@@ -82,6 +84,7 @@ class ChoiceText:
         if self.finished:
             return _NOTHING
         self.completion_tokens += 1
+        self._untold_ids.append(token.token_id)
         if token.finish_reason == "stop":
             return self._end("stop")
         text = self._detokeniser.push(token.token_id)
@@ -100,7 +103,7 @@ class ChoiceText:
         if not settled:
             return _NOTHING
         self._emitted += len(settled)
-        return Piece(settled, self._settled_entries())
+        return Piece(settled, self._settled_entries(), None, self._take_ids())
 
     def abandon(self, reason: FinishReason) -> Piece:
         """No more tokens come although none said so: give out what was held and end."""
@@ -119,7 +122,12 @@ class ChoiceText:
         if self._matcher.matched is not None:
             cut = self._emitted
             entries = [replace(e, text=e.text[: cut - e.offset]) for e in entries if e.offset < cut]
-        return Piece(text, tuple(entries), reason)
+        return Piece(text, tuple(entries), reason, self._take_ids())
+
+    def _take_ids(self) -> tuple[TokenId, ...]:
+        ids = tuple(self._untold_ids)
+        self._untold_ids.clear()
+        return ids
 
     def _settled_entries(self) -> tuple[TokenEntry, ...]:
         if not self._waiting:
