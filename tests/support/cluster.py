@@ -16,6 +16,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import create_app as create_router
+from router.checkpoint import Checkpoint
 from router.settings import RouterSettings
 from services.decode.app import create_app as create_decode
 from services.decode.settings import DecodeSettings
@@ -109,9 +110,9 @@ def run_cluster(
             "secret": SECRET,
             "prefill_urls": tuple(w.url for w in prefills),
             "decode_urls": tuple(w.url for w in decodes),
-            "served_model_name": "tiny",
         }
-        app = create_router(RouterSettings(**(values | (router or {}))))
+        checkpoint = Checkpoint.load(model, "tiny")
+        app = create_router(RouterSettings(**(values | (router or {}))), checkpoint, SECRET)
         server = stack.enter_context(ServerThread(app))
         cluster = Cluster(server, prefills, decodes)
         wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
