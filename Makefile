@@ -13,7 +13,9 @@ LOCK      := $(if $(HAS_GPU),requirements-gpu.lock,requirements.lock)
 # Only asked where pip itself finds no CPU build.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
+# The lock is complete, so there is nothing to resolve; `pip check` proves it.
+INSTALL := $(PIP) install --quiet --no-deps --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help env serve test check lock gpu-check clean
@@ -28,10 +30,10 @@ $(STAMP): $(LOCK) pyproject.toml
 	@echo "making $(VENV) from $(LOCK)"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet --no-compile -c $(LOCK) torch $(if $(HAS_GPU),,2>/dev/null \
-	  || $(PIP) install --quiet --no-compile -c $(LOCK) --extra-index-url $(CPU_INDEX) torch)
-	@$(PIP) install --quiet --no-compile -r $(LOCK)
-	@$(PIP) install --quiet --no-deps --no-build-isolation -e .
+	@$(INSTALL) -c $(LOCK) torch $(if $(HAS_GPU),,2>/dev/null || $(INSTALL) -c $(LOCK) --extra-index-url $(CPU_INDEX) torch)
+	@$(INSTALL) -r $(LOCK)
+	@$(INSTALL) --no-build-isolation -e .
+	@$(PIP) check
 	@$(BIN)/python -c 'import sys, torch; cuda = torch.version.cuda; \
 	  sys.exit(0 if bool(cuda) == bool("$(HAS_GPU)") else f"wrong build of torch: cuda is {cuda}")'
 	@touch $@
