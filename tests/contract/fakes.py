@@ -168,6 +168,8 @@ class FakeWorker:
         await self._tell()
         if point in self.hooks:
             await self.hooks[point](work)
+            if self._server is None:
+                await asyncio.Event().wait()  # the dead do nothing any more
 
     async def live(self, change: int) -> None:
         self.num_live += change
