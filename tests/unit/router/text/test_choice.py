@@ -125,11 +125,19 @@ def test_logprobs_stay_beside_their_text(tokenizer: TextTokenizer, data: st.Data
 def test_a_choice_may_end_without_text(tokenizer: TextTokenizer) -> None:
     """An end token first gives an empty text, "stop", and one counted token."""
     choice = ChoiceText(tokenizer, [], StopSet())
-    piece = choice.push(
-        TokenOut(choice=0, token_id=tokenizer.control_ids["<|im_end|>"], finish_reason="stop")
-    )
+    end = tokenizer.control_ids["<|im_end|>"]
+    piece = choice.push(TokenOut(choice=0, token_id=end, finish_reason="stop"))
 
-    assert (Piece(finish_reason="stop"), 1) == (piece, choice.completion_tokens)
+    assert (Piece(finish_reason="stop", token_ids=(end,)), 1) == (piece, choice.completion_tokens)
+
+
+def test_pieces_tell_every_token_id_once(tokenizer: TextTokenizer) -> None:
+    """Ids of tokens whose text is held back come with the piece that gives the text out."""
+    choice = ChoiceText(tokenizer, [], StopSet(["three!"]))
+    ids = tokenizer.encode("one, three four")
+    pieces = [choice.push(token) for token in tokens_of(ids, "length")]
+
+    assert ids == [token for piece in pieces for token in piece.token_ids]
 
 
 def test_an_abandoned_choice_gives_what_was_held(tokenizer: TextTokenizer) -> None:
