@@ -21,10 +21,12 @@ from shared.engine.blocks import BlockPool, PoolCounts
 from shared.engine.output import OutputStep
 from shared.engine.runner import StepRunner
 from shared.engine.scheduler import Limits, Scheduler, Step
-from shared.engine.sequence import Group, State
-from shared.errors import EngineFault, Overloaded, ServingError
+from shared.engine.sequence import Failed, Group, State
+from shared.errors import EngineFault, InvariantBroken, Overloaded, ServingError
 
 log = structlog.get_logger()
+
+_STOPPED = "the engine stopped"
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Engine:
         self._wake = threading.Condition()
         self._groups: dict[int, Group] = {}
         self._stopping = False
+        self._has_ended = False
         self._broken: str | None = None
         self._act_on_broken: Callable[[], None] | None = None
         self._step_started_at: float | None = None
@@ -78,7 +81,13 @@ class Engine:
 
     def submit(self, group: Group) -> None:
         """Queue a request. Refusals are delivered as Failed; `release` must follow in every case."""
-        self._post(lambda: self._submit(group))
+        group.submitted_at = self._clock()
+        with self._wake:
+            if not self._has_ended:
+                self._groups[id(group)] = group
+                self._post(lambda: self._submit(group))
+                return
+        group.deliver(Failed(EngineFault(_STOPPED)))
 
     def received(self, group: Group, first_tokens: dict[int, int]) -> None:
         """KV of the prompt is verified and in the pool; go on from these first tokens (choice -> id)."""
@@ -145,14 +154,14 @@ class Engine:
         try:
             while self._wait_for_work():
                 self._turn()
+            self._read_inbox()
         except BaseException as exc:
             log.exception("engine_died")
             self._break("the engine thread died")
             if not isinstance(exc, Exception):
                 raise
         finally:
-            for group in list(self._groups.values()):
-                self._scheduler.fail(group, EngineFault("the engine stopped"))
+            self._answer_all()
 
     def _wait_for_work(self) -> bool:
         """Block until there is a message, a step to run or a deadline. False: stop."""
@@ -164,9 +173,23 @@ class Engine:
                     break
             return not self._stopping
 
-    def _turn(self) -> None:
+    def _read_inbox(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
+
+    def _answer_all(self) -> None:
+        """Nobody may be left waiting, whatever ended the thread; later requests are answered by `submit`."""
+        with self._wake:
+            self._has_ended = True
+            left = list(self._groups.values())
+        for group in left:
+            try:
+                self._scheduler.fail(group, EngineFault(_STOPPED))
+            except InvariantBroken:
+                group.deliver(Failed(EngineFault(_STOPPED)))
+
+    def _turn(self) -> None:
+        self._read_inbox()
         self._scheduler.expire(self._clock())
         self._scheduler.admit()
         step = self._scheduler.schedule()
@@ -187,7 +210,7 @@ class Engine:
             if seq.group.decode_started_at is None:
                 seq.group.decode_started_at = now
         try:
-            logits_BV = self._runner.run(step)
+            num_tokens = self._output.apply(step, self._runner.run(step))
         except StepAbandoned:
             for group in step.groups:
                 self._scheduler.end(group)
@@ -201,7 +224,7 @@ class Engine:
             return
         self.counts.steps += 1
         self.counts.prompt_tokens_computed += sum(c.end - c.start for c in step.chunks)
-        self.counts.output_tokens += self._output.apply(step, logits_BV)
+        self.counts.output_tokens += num_tokens
 
     def _break(self, problem: str) -> None:
         self._broken = problem
@@ -215,8 +238,6 @@ class Engine:
             self._scheduler.fail(group, error)
 
     def _submit(self, group: Group) -> None:
-        group.submitted_at = self._clock()
-        self._groups[id(group)] = group
         try:
             self._scheduler.check(group)
         except ServingError as exc:
@@ -230,7 +251,7 @@ class Engine:
             return
         group.ready_at = at
         self._scheduler.received(group)
-        self._scheduler.fork(group, first_tokens)
+        self._scheduler.fork(group, {c: t for c, t in first_tokens.items() if c not in group.stopped})
         self._output.retire(group)
 
     def _release(self, group: Group) -> None:

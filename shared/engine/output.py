@@ -56,8 +56,9 @@ class OutputStep:
         return num_first + sum(len(tokens) for _, tokens in made.values())
 
     def stop_choices(self, group: Group, choices: Sequence[int]) -> None:
-        """End these choices without a token."""
+        """End these choices without a token, now or, while KV is on its way, before their first step."""
         if group.state is not State.RUNNING:
+            group.stopped.update(choices)
             return
         for seq in group.running():
             if seq.choice in choices:

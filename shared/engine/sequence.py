@@ -109,6 +109,7 @@ class Group:
 
     deadline, and every time below: seconds on the engine's clock.
     deliver: called on the engine thread with each Event, in order; must not block.
+    stopped: choices that nobody wants any more, known before they run.
     """
 
     work: Work
@@ -124,6 +125,7 @@ class Group:
     num_cached: int = 0
     num_computed: int = 0
     sequences: list[Sequence] = field(default_factory=list)
+    stopped: set[int] = field(default_factory=set)
     num_output_tokens: int = 0
     submitted_at: float = 0.0
     prompt_started_at: float | None = None
