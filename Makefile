@@ -3,13 +3,13 @@
 PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell command -v $(p) 2>/dev/null)))
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.made-from-$(notdir $(LOCK))
 
 # The one place that chooses a build of torch. A machine on which nvidia-smi finds a GPU takes the build of the
 # package index, any other takes the CPU build, and the environment is refused if it came out otherwise.
 TORCH     := 2.13.0
 HAS_GPU   := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 LOCK      := $(if $(HAS_GPU),requirements-gpu.lock,requirements.lock)
+STAMP     := $(VENV)/.made-from-$(LOCK)
 # Only asked where pip itself finds no CPU build.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
