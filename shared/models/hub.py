@@ -75,7 +75,9 @@ def fetch_repository(repo_id: str, *, weights: bool, report: Report) -> Path:
     try:
         folder = Path(
             snapshot_download(
-                repo_id, allow_patterns=_patterns(weights), tqdm_class=_progress(repo_id, report)
+                repo_id,
+                allow_patterns=_patterns(weights),
+                tqdm_class=_progress(repo_id, report),
             )
         )
     except GatedRepoError as exc:

@@ -63,6 +63,8 @@ def find(model: str, cache_dir: Path, *, weights: bool = True) -> Located | None
     """
     if model == AUTO:
         return _find_auto(cache_dir, weights=weights)
+    if not model.strip():
+        raise ModelError("no model is named")
     path = Path(model).expanduser()
     if path.is_dir():
         if missing := missing_files(path, weights=weights):
