@@ -148,7 +148,7 @@ class DecodeStream:
         )
         self._reservation = Reservation(
             expected,
-            worker.block_views(admitted.blocks),
+            worker.kv_sink(admitted.blocks),
             self._request.group,
             worker.engine,
             worker.limits.vocab_size,

@@ -156,7 +156,7 @@ class PrefillStream:
                 secret=context.secret,
                 request_id=work.request_id,
                 manifest=manifest,
-                source=context.worker.block_views(admitted.blocks),
+                source=context.worker.kv_source(admitted.blocks),
                 progress=self._progress,
                 timeouts=context.timeouts,
             )

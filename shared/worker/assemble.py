@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -16,8 +17,10 @@ from shared.engine.engine import Engine
 from shared.engine.kv_cache import CacheShape, KVCache, host_bytes
 from shared.engine.runner import Runner
 from shared.engine.scheduler import Limits
+from shared.engine.staged_views import StagedSink, StagedSource
 from shared.kv.block_views import BlockViews
 from shared.kv.shape import KvDtype, KvShape
+from shared.kv.source import KvSink, KvSource
 from shared.models.facts import ModelFacts, read_facts
 from shared.models.fingerprint import fingerprint
 from shared.models.load import load_model
@@ -40,6 +43,7 @@ _WIRE_DTYPES: dict[torch.dtype, KvDtype] = {
     torch.float16: "F16",
 }
 _CPU_POOL_BYTES = 4 << 30
+_FEWEST_POSITIONS = 2  # a prompt of one token and an answer of one
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Worker:
     limits: Limits
     pool: BlockPool
     engine: Engine
-    block_views: Callable[[tuple[int, ...]], BlockViews]
+    kv_source: Callable[[Sequence[int]], KvSource]
+    kv_sink: Callable[[Sequence[int]], KvSink]
 
 
 def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Callable[[str], None]) -> Worker:
@@ -83,6 +88,8 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         dtype=dtype,
     )
     shape = shape.with_blocks(_pool_bytes(settings, device) // shape.block_bytes)
+    if shape.num_blocks * shape.block_size < _FEWEST_POSITIONS:
+        raise BadSettings(f"HANDOFF_KV_POOL_BYTES: too small, a block alone takes {shape.block_bytes} bytes")
     cache = KVCache(shape, device)
     pool = BlockPool(shape.num_blocks, shape.block_size)
     limits = _limits(settings, facts, shape)
@@ -96,7 +103,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         max_model_len=limits.max_model_len,
     )
     kv_shape = KvShape(facts.num_layers, facts.num_kv_heads, facts.head_dim, _WIRE_DTYPES[dtype])
-    view = host_bytes(cache)
+    source, sink = _kv_access(cache)
     return Worker(
         role=role,
         name=settings.name or f"{role}-{os.getpid()}",
@@ -108,8 +115,23 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         limits=limits,
         pool=pool,
         engine=Engine(pool, limits, Runner(model, cache), facts.eos_token_ids),
-        block_views=lambda blocks: BlockViews(view, blocks, shape.block_size, shape.row_bytes),
+        kv_source=source,
+        kv_sink=sink,
     )
+
+
+def _kv_access(
+    cache: KVCache,
+) -> tuple[Callable[[Sequence[int]], KvSource], Callable[[Sequence[int]], KvSink]]:
+    """How a block table's KV is read for a hand-off and written from one: in place, or staged from a device."""
+    if cache.device.type != "cpu":
+        return partial(StagedSource, cache), partial(StagedSink, cache)
+    pool, shape = host_bytes(cache), cache.shape
+
+    def in_place(blocks: Sequence[int]) -> BlockViews:
+        return BlockViews(pool, blocks, shape.block_size, shape.row_bytes)
+
+    return in_place, in_place
 
 
 def _claim_cores(settings: WorkerSettings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from shared.settings import CommonSettings
 
@@ -30,7 +30,7 @@ class WorkerSettings(CommonSettings):
     )
     cpus: str | None = Field(
         None,
-        pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
+        pattern=r"^\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*$",
         description="Cores that the process keeps to, such as 0-3,8; empty: all. Two workers must not share any.",
     )
     kv_pool_bytes: int | None = Field(
@@ -60,11 +60,21 @@ class WorkerSettings(CommonSettings):
         120.0, gt=0, le=3600, description="A step of the engine that takes longer makes the worker not ready."
     )
 
+    @field_validator("cpus")
+    @classmethod
+    def _cpus_name_cores(cls, cpus: str | None) -> str | None:
+        if cpus is not None:
+            parse_cpus(cpus)
+        return cpus
+
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """Core numbers of a list such as 0-3,8."""
+    """Core numbers of a list such as 0-3,8. Raises ValueError if a range runs backward."""
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        cores.update(range(int(first), int(last or first) + 1))
+        named = range(int(first), int(last or first) + 1)
+        if not named:
+            raise ValueError(f"the range {part} names no core")
+        cores.update(named)
     return frozenset(cores)

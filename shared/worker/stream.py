@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from shared.engine.engine import Engine
@@ -55,6 +56,6 @@ class EngineRequest:
         self._engine.release(self.group)
 
     def _deliver(self, event: Event) -> None:
-        # After the loop is closed nobody is left to tell: the process is going down.
-        if not self._loop.is_closed():
+        # After the loop is closed, which may be at any moment, nobody is left to tell: the process is going down.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)

@@ -1,6 +1,6 @@
-"""The first request of a worker, made by itself: through every path that a later one takes.
+"""The first request of a worker, made by itself: a prompt of many tokens, then a decode step.
 
-Its prompt is longer than a chunk, so the chunked path runs too; a warm-up of a few tokens would prove nothing.
+Prompt and decode take different ways through attention and matrix products; a prompt of one token would take one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _TIMEOUT_S = 300.0
 async def warm_up(worker: Worker) -> None:
     """Raises ServingError if the engine cannot serve."""
     started = time.monotonic()
-    num_tokens = max(1, min(WARM_UP_TOKENS, worker.limits.max_model_len - 2))
+    longest = worker.limits.max_model_len
+    num_tokens = max(1, min(WARM_UP_TOKENS, longest - 2))
     work = Work(
         request_id="warm-up",
         token_ids=[position % 97 for position in range(num_tokens)],
         num_prompt_tokens=num_tokens,
-        sampling=Sampling(max_tokens=2, temperature=0, ignore_eos=True),
+        sampling=Sampling(max_tokens=min(2, longest - num_tokens), temperature=0, ignore_eos=True),
         timeout_s=_TIMEOUT_S,
     )
     request = EngineRequest(worker.engine, work, Mode.LOCAL)
