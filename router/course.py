@@ -110,6 +110,7 @@ class Course:
     def placed(self, way: Way) -> float:
         """A placement was chosen: that ends `route`, or `retry` after a failure. Returns the time."""
         now = perf_counter()
+        self.report.way = way
         if self.placed_at is None or self.failures == 0:
             self.placed_at = now
         way.stages.route = self.placed_at - self.job.started
@@ -127,6 +128,7 @@ class Course:
             self.report.cached_tokens = min(first.cached_tokens, len(self.job.token_ids))
         way.stages.queue = first.queue_s
         way.stages.prefill = first.prefill_s
+        way.left(perf_counter())
         self.report.way = way
         self.tokens(leg, group, first.tokens)
 

@@ -22,6 +22,7 @@ class Way:
     wire_bytes: int = 0
     hidden_s: float = 0.0
     prompt_tokens_computed_on_decode: int = 0
+    entered_at: float | None = None
     injected_at: float | None = None
 
     def injected(self) -> None:
@@ -35,8 +36,24 @@ class Way:
         An answer that a stop string ends is cancelled, and has no other measure.
         """
         self.injected()
+        now = perf_counter()
         if self.injected_at is not None:
-            self.stages.decode = perf_counter() - self.injected_at
+            self.stages.decode = now - self.injected_at
+        self.left(now)
+
+    def entered(self) -> None:
+        """From here on the workers' stages run: reservation granted, or placement chosen if there is none."""
+        self.entered_at = perf_counter()
+
+    def left(self, at: float) -> None:
+        """The workers' last word came `at` this time: what they did not measure was spent on the way.
+
+        Never below zero: workers that measure too much must show as a sum above the total.
+        """
+        stages = self.stages
+        if self.entered_at is not None:
+            inside = stages.queue + stages.prefill + stages.transfer + stages.decode_queue + stages.decode
+            stages.relay = max(0.0, at - self.entered_at - inside)
 
 
 @dataclass(slots=True)

@@ -131,6 +131,7 @@ class Service:
             tokenizer=self._checkpoint.tokenizer,
             include_usage=plan.include_usage,
             logprobs=plan.logprobs,
+            prompts=plan.prompt_ids() if plan.token_ids else None,
         )
         generation = Generation(
             self._dispatcher,

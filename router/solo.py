@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from time import perf_counter
 from typing import TypeVar
 
 from router.course import Course
@@ -73,6 +74,7 @@ class SoloTry:
             way.prompt_tokens_computed_on_decode = event.finish.prompt_tokens_computed
             way.stages.decode_queue = event.finish.decode_queue_s
             way.stages.decode = event.finish.decode_s
+            way.left(perf_counter())
             course.ended(way)
 
     @asynccontextmanager
@@ -91,6 +93,7 @@ class SoloTry:
                 refused,
             )
             course.placed(self._way)
+            self._way.entered()
             leg: Leg[E] = Leg(
                 worker,
                 tokens=course.outstanding_tokens(self._group),

@@ -82,6 +82,7 @@ class SplitTry:
                         raise
                     refused[worker.url] = exc.error
                     continue
+                self._way.entered()
                 self._way.stages.reserve = perf_counter() - placed_at
                 self._way.decode_worker = worker.name
                 course.holders.update(dict.fromkeys(self._group, (worker, self._id)))
@@ -134,6 +135,7 @@ class SplitTry:
                 refused,
             )
             self._way.stages.retry += perf_counter() - started_at
+            self._way.entered()
 
     async def _first(self, leg: Leg[PrefillEvent]) -> First:
         """Wait for prefill's first tokens. Decode can overtake them, on its own connection; its events are kept."""
@@ -156,6 +158,7 @@ class SplitTry:
         """Relay decode's tokens until it has finished and the transfer is accounted for."""
         settings, course = self._fleet.settings, self._course
         finish: Finish | None = None
+        finished_at = 0.0
         sent_known = injected = False
         while finish is None or not sent_known:
             if finish is not None:
@@ -186,7 +189,7 @@ class SplitTry:
                 self._way.decoding()
                 course.tokens(decode, self._group, event.tokens)
             elif event is not None and event.finish is not None:
-                finish = event.finish
+                finish, finished_at = event.finish, perf_counter()
                 injected = True
             else:
                 raise LegFailed(decode, BackendError(f"{decode.worker.name} answered out of turn"))
@@ -197,6 +200,7 @@ class SplitTry:
         way.prompt_tokens_computed_on_decode = finish.prompt_tokens_computed
         way.stages.decode_queue = finish.decode_queue_s
         way.stages.decode = finish.decode_s
+        way.left(finished_at)
 
     def _account(self, sent: Sent) -> None:
         self._way.injected()

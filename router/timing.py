@@ -16,6 +16,7 @@ class Stages:
     route: request read -> placement chosen. reserve: placement chosen -> reservation granted.
     queue, prefill: as the prefill worker measured. transfer: exposed part, first token sampled -> KV at decode.
     decode_queue, decode: as the decode worker measured. retry: spent in tries that failed.
+    relay: on the way between processes: the router's measure around the workers, less what they measured inside.
     total: request read -> last byte handed to the server.
     """
 
@@ -26,12 +27,13 @@ class Stages:
     transfer: float = 0.0
     decode_queue: float = 0.0
     decode: float = 0.0
+    relay: float = 0.0
     retry: float = 0.0
     total: float = 0.0
 
     @property
     def accounted(self) -> float:
-        """Sum of all stages; what it lacks to `total` are the hops between processes and the text work."""
+        """Sum of all stages; what it lacks to `total` is the router's work on text and answer."""
         return float(sum(getattr(self, f.name) for f in fields(self) if f.name != "total"))
 
     def as_ms(self, *, known: frozenset[str] | None = None) -> dict[str, float]:

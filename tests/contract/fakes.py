@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import Any
 
 import uvicorn
@@ -232,6 +233,7 @@ class Run:
     def __init__(self, worker: FakeWorker, work: Any) -> None:
         self.worker = worker
         self.work = work
+        self.received_at = perf_counter()
         worker.requests.append(work)
 
     async def start(self) -> StreamHead:
@@ -254,7 +256,13 @@ class Run:
         tokens = [self.token(choice, position) for choice in choices]
         if self.work.token_ids[0] == END_AT_ONCE:
             tokens = [t.model_copy(update={"finish_reason": "stop"}) for t in tokens]
-        return First(tokens=tokens, cached_tokens=3, computed_tokens=position - 3, queue_s=0.0, prefill_s=0.0)
+        return First(
+            tokens=tokens,
+            cached_tokens=3,
+            computed_tokens=position - 3,
+            queue_s=0.0,
+            prefill_s=perf_counter() - self.received_at,
+        )
 
 
 END_AT_ONCE = 199
@@ -287,12 +295,14 @@ class DecodeRun(Run):
             yield DecodeEvent(reserved=self.handoff).to_json() + b"\n"
             await self.worker.at("reserved", self.work)
             await self.worker.injections[self.handoff.handoff_id]
+        begun_at = last_at = perf_counter()
         await self.worker.at("injected", self.work)
         going = [t.choice for t in first.tokens if t.finish_reason is None]
         while going:
             position += 1
             await self.worker.at("token", self.work)
             tokens = [self.token(choice, position) for choice in going]
+            last_at = perf_counter()
             yield DecodeEvent(tokens=tokens).to_json() + b"\n"
             stopped = {
                 c for s in self.worker.stopped if s.request_id == self.work.request_id for c in s.choices
@@ -303,7 +313,7 @@ class DecodeRun(Run):
         finish = Finish(
             kv_bytes_received=0 if local else KV_BYTES_PER_TOKEN * len(self.work.token_ids),
             prompt_tokens_computed=len(self.work.token_ids) if local else 0,
-            output_tokens=position, decode_queue_s=0.0, decode_s=0.0,
+            output_tokens=position, decode_queue_s=0.0, decode_s=last_at - begun_at,
         )  # fmt: skip
         yield DecodeEvent(finish=finish).to_json() + b"\n"
 
@@ -315,13 +325,18 @@ class PrefillRun(Run):
         await self.worker.at("received", self.work)
         await self.worker.at("first", self.work)
         first = self.first()
+        first_at = perf_counter()
         yield PrefillEvent(first=first).to_json() + b"\n"
         if self.work.handoff is not None and any(t.finish_reason is None for t in first.tokens):
             await self.worker.at("send", self.work)
             self.worker.peers[self.work.handoff.kv_url].inject(self.work.handoff, self.work)
             num_bytes = KV_BYTES_PER_TOKEN * len(self.work.token_ids)
             sent = Sent(
-                transport="tcp", kv_bytes=num_bytes, wire_bytes=num_bytes + 9, transfer_s=0.0, hidden_s=0.0
+                transport="tcp",
+                kv_bytes=num_bytes,
+                wire_bytes=num_bytes + 9,
+                transfer_s=perf_counter() - first_at,
+                hidden_s=0.0,
             )
             yield PrefillEvent(sent=sent).to_json() + b"\n"
         await self.worker.at("done", self.work)
@@ -330,12 +345,12 @@ class PrefillRun(Run):
 
 @asynccontextmanager
 async def fake_workers(
-    *, prefill: int, decode: int
+    *, prefill: int, decode: int, **changes: Any
 ) -> AsyncIterator[tuple[list[FakeWorker], list[FakeWorker]]]:
-    """Running fakes, prefill-0, ... and decode-0, ...; all are down afterwards."""
+    """Running fakes with these fingerprint changes, prefill-0, ... and decode-0, ...; all are down afterwards."""
     peers: dict[str, FakeWorker] = {}
-    prefills = [FakeWorker("prefill", f"prefill-{i}", peers) for i in range(prefill)]
-    decodes = [FakeWorker("decode", f"decode-{i}", peers) for i in range(decode)]
+    prefills = [FakeWorker("prefill", f"prefill-{i}", peers, **changes) for i in range(prefill)]
+    decodes = [FakeWorker("decode", f"decode-{i}", peers, **changes) for i in range(decode)]
     peers.update({w.name: w for w in (*prefills, *decodes)})
     for worker in peers.values():
         await worker.up()
