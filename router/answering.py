@@ -62,8 +62,8 @@ class Answering:
                 self._note_first_token()
                 for index, piece in batch:
                     pieces[index].append(piece)
-        except ServingError as exc:
-            self._ending = exc.code
+        except Exception as exc:
+            self._ending = _ending_of(exc)
             raise
         body = self._answer.whole(pieces, self._generation.usage())
         report = self._generation.report()
@@ -76,8 +76,8 @@ class Answering:
         """Wait for the first token. Raises ServingError, which is a real status then."""
         try:
             self._first_batch = await anext(self._batches)
-        except ServingError as exc:
-            self._ending = exc.code
+        except Exception as exc:
+            self._ending = _ending_of(exc)
             raise
         self._note_first_token()
         return StreamHead(headers=headers(self._generation.report(), at_first_token=True))
@@ -90,8 +90,8 @@ class Answering:
             async for batch in self._batches:
                 if events := self._events(batch):
                     yield events
-        except ServingError as exc:
-            self._ending = exc.code
+        except Exception as exc:
+            self._ending = _ending_of(exc)
             raise
         told = as_dict(self._generation.report())
         closing = b": server-timing " + orjson.dumps(told) + b"\n\n" + DONE
@@ -128,3 +128,7 @@ class Answering:
 
 def _safe(found: Mapping[str, str]) -> dict[str, str]:
     return {name: header_value(value) for name, value in found.items()}
+
+
+def _ending_of(exc: Exception) -> str:
+    return exc.code if isinstance(exc, ServingError) else "error"

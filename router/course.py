@@ -31,6 +31,13 @@ class Job:
     started: float
 
 
+@dataclass(slots=True)
+class Tries:
+    """Failures on the way of one group of choices; a group that is split up hands its count on to each part."""
+
+    failed: int = 0
+
+
 class Course:
     """State of one job. Tokens go to `emit` in the order of their coming; `done` is told when all is in."""
 
@@ -162,11 +169,12 @@ class Course:
         if all(self._finished):
             self._done()
 
-    def failed(self, error: ServingError) -> None:
+    def failed(self, error: ServingError, tries: Tries) -> None:
         """Count a failed try. Raises the error if it must not or cannot be tried again."""
         self.last_error = error
         self.failures += 1
-        if not error.retryable or self.failures >= self._max_tries:
+        tries.failed += 1
+        if not error.retryable or tries.failed >= self._max_tries:
             raise error
         self.report.retries += 1
 

@@ -65,6 +65,7 @@ class Prober:
         interval_s = self._fleet.settings.health_interval_s
         while True:
             pairs = self._registry.pairs()
+            self._proven.intersection_update(map(_boots, pairs))
             for pair in pairs:
                 if _boots(pair) not in self._proven:
                     await self._prove(pair)

@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import structlog
 
-from router.course import Course, Job
+from router.course import Course, Job, Tries
 from router.fleet import Fleet
 from router.legs import LegFailed, end
 from router.report import Report
@@ -78,7 +79,7 @@ class Relay:
     async def _run(self) -> None:
         try:
             async with asyncio.timeout(self._course.left_s):
-                await self._serve(range(self._course.job.num_choices))
+                await self._serve(range(self._course.job.num_choices), Tries())
         except TimeoutError:
             self._fail(DeadlineExceeded("the request's time is over"))
         except HandoffError as exc:
@@ -96,12 +97,12 @@ class Relay:
             for errand in tuple(self._errands):
                 await finish(end(errand))
 
-    async def _serve(self, group: range) -> None:
+    async def _serve(self, group: range, tries: Tries) -> None:
         """Try until every choice of the group has ended. Raises the error that ends the request."""
         course = self._course
         while True:
             try:
-                await self._try(group)
+                await self._try(group, tries)
                 return
             except LegFailed as exc:
                 pending = course.unfinished(group)
@@ -115,28 +116,28 @@ class Relay:
                     error=exc.error.message,
                     begun=course.begun,
                 )
-                course.failed(exc.error)
+                course.failed(exc.error, tries)
                 course.avoid.add(exc.leg.worker.url)
             if course.begun and len(group) > 1:
-                await self._serve_each(pending)
+                await self._serve_each(pending, tries)
                 return
 
-    async def _serve_each(self, choices: list[int]) -> None:
+    async def _serve_each(self, choices: list[int], tries: Tries) -> None:
         """Go on with every unfinished choice by itself, since they have different tokens by now."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for choice in choices:
-                    tasks.create_task(self._serve(range(choice, choice + 1)))
+                    tasks.create_task(self._serve(range(choice, choice + 1), replace(tries)))
         except* ServingError as group:
             raise _first_of(group) from group
 
-    async def _try(self, group: range) -> None:
+    async def _try(self, group: range, tries: Tries) -> None:
         if self._fleet.registry.unified:
             await SoloTry(self._fleet, self._course, group).run_unified()
         elif self._course.max_new_tokens(group) == 1:
             await SoloTry(self._fleet, self._course, group).run_prefill_only()
         else:
-            await SplitTry(self._fleet, self._course, group).run()
+            await SplitTry(self._fleet, self._course, group, tries).run()
 
     async def _tell_stop(self, choice: int) -> None:
         worker, request_id = self._course.holders[choice]

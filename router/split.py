@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
 
-from router.course import Course
+from router.course import Course, Tries
 from router.fleet import Fleet
 from router.legs import Arrival, Inbox, Leg, LegFailed
 from router.report import Way
@@ -30,10 +30,11 @@ SENT_WAIT_S = 1.0
 class SplitTry:
     """Serves one group of choices, once."""
 
-    def __init__(self, fleet: Fleet, course: Course, group: range) -> None:
+    def __init__(self, fleet: Fleet, course: Course, group: range, tries: Tries) -> None:
         self._fleet = fleet
         self._course = course
         self._group = group
+        self._tries = tries
         self._inbox = Inbox()
         self._early: deque[Arrival] = deque()
         self._way = Way(topology="pd")
@@ -121,7 +122,7 @@ class SplitTry:
                     elif could_not_send(exc):
                         raise LegFailed(decode, exc.error) from exc
                     else:
-                        course.failed(exc.error)
+                        course.failed(exc.error, self._tries)
                         course.avoid.add(worker.url)
                 else:
                     self._way.prefill_worker = worker.name

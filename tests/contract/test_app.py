@@ -443,6 +443,18 @@ async def test_ready_needs_a_pair_that_proved_itself(site: SiteMaker) -> None:
         assert 200 == (await s.complete()).status_code
 
 
+async def test_request_ids_of_clients_are_only_echoed(site: SiteMaker) -> None:
+    """Requests with one and the same X-Request-Id are different ones inside; odd ids are cleaned."""
+    async with site() as s:
+        s.http.headers["x-request-id"] = "same"
+        answers = await asyncio.gather(*(s.complete() for _ in range(8)))
+        assert {"same"} == {a.headers["x-request-id"] for a in answers}
+        assert 8 == len({a.json()["id"] for a in answers})
+        assert 8 == len({r.request_id for r in s.prefills[0].requests})
+        s.http.headers["x-request-id"] = "../../x " + "y" * 9000
+        assert 128 >= len((await s.complete()).headers["x-request-id"])
+
+
 async def test_models(site: SiteMaker) -> None:
     """The served model is listed, found by name, and another name is a 404."""
     async with site() as s:

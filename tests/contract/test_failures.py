@@ -161,6 +161,46 @@ async def test_a_worker_that_stays_away_is_an_error_in_time(cluster: ClusterMake
         await c.quiet()
 
 
+async def test_each_choice_has_its_own_tries(cluster: ClusterMaker) -> None:
+    """Three choices that lose their workers twice at the same time still have tries left each."""
+    async with cluster(decode=3, max_tries=3) as c:
+        deaths = 0
+
+        async def die_twice(worker: FakeWorker) -> None:
+            nonlocal deaths
+            if deaths < 2:
+                deaths += 1
+                await worker.kill()
+
+        for worker in c.decodes:
+            worker.hooks["token"] = lambda _, w=worker: die_twice(w)  # type: ignore[misc]
+        tokens, _ = await ask(c, n=3)
+        assert (right(3), 2) == (tokens, deaths)
+
+
+async def test_a_stopped_process_is_left_before_its_time_out(cluster: ClusterMaker) -> None:
+    """A worker that answers neither the request nor two looks in a row is left long before the stage's limit."""
+
+    async def frozen(_: Work) -> None:
+        await asyncio.Event().wait()
+
+    async with cluster(decode=2, health_interval_s=0.1, health_timeout_s=0.1) as c:
+        for point in ("reserve", "info"):
+            c.decodes[0].hooks[point] = frozen
+        assert [right()] * 2 == [(await ask(c))[0] for _ in range(2)]
+
+
+async def test_connections_closed_while_idle_cost_nothing(cluster: ClusterMaker) -> None:
+    """A kept connection that the worker has closed is replaced without the request noticing."""
+    async with cluster(health_interval_s=30) as c:
+        for _ in range(5):
+            assert (right(), 0) == await ask(c)
+            for worker in c.workers:
+                assert worker._server is not None
+                for connection in list(worker._server.server_state.connections):
+                    connection.transport.abort()
+
+
 async def test_tries_are_bounded(cluster: ClusterMaker) -> None:
     """A fault that comes every time ends after max_tries, and a hand-off failure is a 502 for the client."""
 
