@@ -123,6 +123,14 @@ def bench(context: typer.Context) -> None:
     bench_app(args=context.args, prog_name="handoff bench")
 
 
+@app.command(context_settings=_PASS_ON)
+def kv(context: typer.Context) -> None:
+    """Inspect and verify hand-offs of KV, and say what KV weighs (inspect, verify, size)."""
+    from services.cli.kv import kv_app
+
+    kv_app(args=context.args, prog_name="handoff kv")
+
+
 @app.command()
 def settings(
     markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
