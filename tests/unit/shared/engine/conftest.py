@@ -36,7 +36,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
         for attention in ("sdpa", "eager")
     )
-    return TinyModel(ours.eval(), oracle.eval())
+    return TinyModel(ours, oracle)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ def make_work(
     *,
     num_choices: int = 1,
     num_prompt_tokens: int | None = None,
-    **sampling: object,
+    **sampling: Any,
 ) -> Work:
     """Greedy, four tokens, unless `sampling` says otherwise."""
     wanted = {"temperature": 0.0, "max_tokens": 4, **sampling}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,16 +24,16 @@ def draw(
     prompt: Sequence[int] = (1, 2, 3),
     outputs: Sequence[int] = (),
     banned: Sequence[int] = (),
-    **sampling: object,
+    **sampling: Any,
 ) -> tuple[int, Logprobs | None]:
     """`sample` with a few defaults."""
     wanted = Sampling.model_validate({"max_tokens": 8, **sampling})
     return sample(logits_V, wanted, choice=choice, prompt=prompt, outputs=outputs, banned=banned)
 
 
-def token(logits_V: Tensor, **options: object) -> int:
+def token(logits_V: Tensor, **options: Any) -> int:
     """The token alone."""
-    return draw(logits_V, **options)[0]  # type: ignore[arg-type]
+    return draw(logits_V, **options)[0]
 
 
 def naive_probabilities(
@@ -47,7 +48,8 @@ def naive_probabilities(
     order = probabilities.argsort(descending=True).tolist()
     kept = order[:top_k] if top_k else order
     whole = sum(float(probabilities[t]) for t in kept)
-    nucleus, mass = [], 0.0
+    nucleus: list[int] = []
+    mass = 0.0
     for candidate in kept:
         if nucleus and mass >= top_p * whole:
             break

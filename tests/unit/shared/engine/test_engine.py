@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_ends_can_be_ignored_delayed_and_added(make_engine: MakeEngine) -> None:
     engine = make_engine(CountingRunner(), eos=(6,))
     assert [5, 6, 7] == _serve(engine, Client(make_work(range(5), max_tokens=3, ignore_eos=True)))[0]
     assert 6 not in _serve(engine, Client(make_work(range(5), max_tokens=4, min_tokens=4)))[0]
-    options = {"max_tokens": 9, "ignore_eos": True, "stop_token_ids": (7,)}
+    options: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True, "stop_token_ids": (7,)}
     assert [5, 6, 7] == _serve(engine, Client(make_work(range(5), **options)))[0]
 
 

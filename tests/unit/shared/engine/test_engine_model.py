@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def _serve(engine: Engine, *works: Work) -> list[dict[int, list[int]]]:
 
 def test_sampled_choices_are_repeatable_and_differ(engine: Engine) -> None:
     """Three calls with one seed are equal, n choices differ, and choice 0 is what n = 1 gives."""
-    options = {"temperature": 1.2, "seed": 7, "max_tokens": 8}
+    options: dict[str, Any] = {"temperature": 1.2, "seed": 7, "max_tokens": 8}
     first, second, third = (
         _serve(engine, make_work(_tokens(13, 1), num_choices=4, **options))[0] for _ in range(3)
     )
@@ -99,10 +100,8 @@ def test_retries_after_a_cancel_are_clean(engine: Engine) -> None:
 @pytest.mark.parametrize("num_kept", [1, 3, 8])
 def test_a_resumed_choice_goes_on_with_the_same_tokens(engine: Engine, num_kept: int) -> None:
     """Another worker that gets prompt and output so far draws what the lost one would have drawn."""
-    prompt, options = (
-        _tokens(11, 3),
-        {"temperature": 1.1, "seed": 5, "max_tokens": 9, "presence_penalty": 1.0},
-    )
+    prompt = _tokens(11, 3)
+    options: dict[str, Any] = {"temperature": 1.1, "seed": 5, "max_tokens": 9, "presence_penalty": 1.0}
     whole = _serve(engine, make_work(prompt, num_choices=2, **options))[0]
     for choice, tokens in whole.items():
         kept = prompt + tokens[:num_kept]
@@ -116,7 +115,7 @@ def test_a_split_request_gives_the_tokens_of_a_whole_one(engine: Engine, length:
 
     Both sides share one pool here, so the receiver finds full blocks and is given the rest by a copy.
     """
-    options = {"temperature": 1.0, "seed": 11, "max_tokens": 6}
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 11, "max_tokens": 6}
     work = make_work(_tokens(length, length), num_choices=3, **options)
     whole = _serve(engine, work)[0]
     prefill, decode = Client(work, Mode.PREFILL), Client(work, Mode.RECEIVE)

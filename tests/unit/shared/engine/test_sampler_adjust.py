@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,10 @@ from shared.wire import Logprobs
 from tests.unit.shared.engine.sampling import draw, logits, token
 
 
-def _reported(values: torch.Tensor, **options: object) -> torch.Tensor:
+def _reported(values: torch.Tensor, **options: Any) -> torch.Tensor:
     """All log-probabilities of a small vocabulary, by token."""
     options = {"num_logprobs": 20, "temperature": 0.0, **options}
-    _, reported = draw(values, **options)  # type: ignore[arg-type]
+    _, reported = draw(values, **options)
     assert reported is not None
     result = torch.full_like(values, LOGPROB_FLOOR)
     for token_id, value in reported.top:
@@ -102,7 +103,7 @@ def test_banned_tokens_are_never_chosen(temperature: float) -> None:
     """A ban beats any bias, and its logprob is the floor that JSON can say."""
     values = logits(4, vocab_size=8)
     best = int(values.argmax())
-    options = {"temperature": temperature, "banned": [best], "logit_bias": {str(best): 100.0}}
+    options: dict[str, Any] = {"temperature": temperature, "banned": [best], "logit_bias": {str(best): 100.0}}
     drawn = {token(values, prompt=range(n), **options) for n in range(1, 40)}
     assert best not in drawn
     reported = _reported(values, **options)
@@ -117,8 +118,12 @@ def test_extreme_values_of_a_request_are_no_fault_of_the_engine(
 ) -> None:
     """What the wire lets through gets a token, and finite logprobs, never a 500."""
     values = logits(6)
-    options = {"repetition_penalty": penalty, "logit_bias": {"1": bias, "5": bias}, "num_logprobs": 3}
-    _, reported = draw(values, prompt=[1, 2, 3], temperature=temperature, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "repetition_penalty": penalty,
+        "logit_bias": {"1": bias, "5": bias},
+        "num_logprobs": 3,
+    }
+    _, reported = draw(values, prompt=[1, 2, 3], temperature=temperature, **options)
     assert reported is not None
     assert all(math.isfinite(value) for _, value in reported.top)
 

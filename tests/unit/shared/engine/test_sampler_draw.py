@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -31,12 +32,12 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
 def test_temperature_0_is_greedy_whatever_else_is_set() -> None:
     """Filters and seed do not matter then."""
     values = logits(0)
-    options = {"top_p": 0.1, "top_k": 5, "min_p": 0.5, "seed": 3}
+    options: dict[str, Any] = {"top_p": 0.1, "top_k": 5, "min_p": 0.5, "seed": 3}
     assert int(values.argmax()) == token(values, temperature=0.0, **options)
 
 
 @pytest.mark.parametrize("options", [{"top_p": 0.0}, {"top_p": 1e-4}, {"top_k": 1}, {"min_p": 1.0}])
-def test_filters_that_leave_one_token_are_greedy(options: dict[str, float]) -> None:
+def test_filters_that_leave_one_token_are_greedy(options: dict[str, Any]) -> None:
     """Even at a high temperature, at every position."""
     values = logits(1)
     drawn = {token(values, temperature=2.0, prompt=range(n), **options) for n in range(1, 40)}
@@ -58,7 +59,13 @@ def test_only_tokens_that_the_filters_leave_are_drawn(
     """Every draw follows the inverse of the naive distribution, cut for cut (700 tokens: past the first try)."""
     values = logits(seed, vocab_size)
     wanted = naive_probabilities(values, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    filters: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+    }
     drawn = {token(values, prompt=range(n), **filters) for n in range(1, 30)}
     assert all(float(wanted[t]) > 0 for t in drawn)
     if int((wanted > 0).sum()) == 1:
@@ -78,10 +85,10 @@ def test_only_tokens_that_the_filters_leave_are_drawn(
     ],
     ids=str,
 )
-def test_draws_are_distributed_as_asked(filters: dict[str, float]) -> None:
+def test_draws_are_distributed_as_asked(filters: dict[str, Any]) -> None:
     """Over many positions the counts fit the naive distribution (chi-square at 1e-4, fixed seed)."""
     values = logits(5, vocab_size=10, spread=1.0)
-    wanted = naive_probabilities(values, **filters)  # type: ignore[arg-type]
+    wanted = naive_probabilities(values, **filters)
     sampling = Sampling.model_validate({"max_tokens": NUM_DRAWS, "seed": 17, **filters})
     counts = torch.zeros(10)
     for position in range(NUM_DRAWS):
@@ -108,15 +115,9 @@ def test_neighbours_in_a_batch_do_not_matter() -> None:
     """A row of a batch gives the token and logprobs that it gives alone, and is left as it was."""
     batch = torch.stack([logits(seed) for seed in range(8)])
     before = batch.clone()
-    options = {"seed": 9, "num_logprobs": 3, "top_p": 0.9}
-    together = [
-        draw(row, **options, repetition_penalty=2.0 if i % 2 else 1.0)  # type: ignore[arg-type]
-        for i, row in enumerate(batch)
-    ]
-    alone = [
-        draw(before[i].clone(), **options, repetition_penalty=2.0 if i % 2 else 1.0)  # type: ignore[arg-type]
-        for i in range(8)
-    ]
+    options: dict[str, Any] = {"seed": 9, "num_logprobs": 3, "top_p": 0.9}
+    together = [draw(row, **options, repetition_penalty=2.0 if i % 2 else 1.0) for i, row in enumerate(batch)]
+    alone = [draw(before[i].clone(), **options, repetition_penalty=2.0 if i % 2 else 1.0) for i in range(8)]
     assert alone == together
     assert torch.equal(before, batch)
 
@@ -128,7 +129,7 @@ def test_neighbours_in_a_batch_do_not_matter() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("place", [0, 20, 49])
-def test_logits_that_are_not_numbers_are_a_fault(bad: float, options: dict[str, float], place: int) -> None:
+def test_logits_that_are_not_numbers_are_a_fault(bad: float, options: dict[str, Any], place: int) -> None:
     """One NaN or infinity anywhere is found, greedy or not: no token comes from broken logits."""
     values = logits(3)
     values[place] = bad

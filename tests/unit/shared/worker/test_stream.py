@@ -55,7 +55,12 @@ async def test_events_of_another_thread_keep_their_order_and_wake_the_loop(engin
     """A thousand events from a thread that runs while the loop waits."""
     request = EngineRequest(engine, make_work([1]), Mode.LOCAL)
     events = [Admitted(number, ()) for number in range(1000)]
-    thread = threading.Thread(target=lambda: [request.group.deliver(event) for event in events])
+
+    def deliver_all() -> None:
+        for event in events:
+            request.group.deliver(event)
+
+    thread = threading.Thread(target=deliver_all)
     thread.start()
     assert events == [await request.next() for _ in events]
     thread.join()
