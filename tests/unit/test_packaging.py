@@ -104,7 +104,18 @@ def test_every_subcommand_that_files_name_exists() -> None:
         for command in app.registered_commands
     }
     named = re.findall(r"/handoff (\w+)", (ROOT / "Makefile").read_text())
-    assert {"up", "router", "prefill", "decode", "model", "bench", "kv", "settings", "health", *named} == commands
+    assert {
+        "up",
+        "router",
+        "prefill",
+        "decode",
+        "model",
+        "bench",
+        "kv",
+        "settings",
+        "health",
+        *named,
+    } == commands
 
 
 def test_ci_runs_the_same_commands_as_people() -> None:
