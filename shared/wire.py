@@ -38,8 +38,10 @@ class Sampling(Wire):
 
     temperature 0 is greedy whatever else is set; top_k 0 and top_p 1 and min_p 0 are off.
     seed: drawn by the router when the client gave none, so that a retry draws the same tokens.
-    max_tokens: per choice, counted from the end of the prompt.
+    max_tokens: per choice, counted from the end of the prompt; 0 only reads the prompt, and samples nothing.
     num_logprobs: None for none; 0 for the chosen token's only; k for the k best as well.
+    num_prompt_logprobs: the same for the prompt's own tokens, told by whoever computes a prompt that nothing was
+        generated for yet. Its KV is computed afresh then, not taken from a prefix cache.
     """
 
     temperature: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False)
@@ -51,11 +53,12 @@ class Sampling(Wire):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2, allow_inf_nan=False)
     logit_bias: dict[TokenId, float] = Field(default_factory=dict, max_length=1024)
     seed: int = Field(default=0, ge=0, lt=2**64)
-    max_tokens: int = Field(ge=1)
+    max_tokens: int = Field(ge=0)
     min_tokens: int = Field(default=0, ge=0)
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=256)
     ignore_eos: bool = False
     num_logprobs: int | None = Field(default=None, ge=0, le=20)
+    num_prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
 
 
 class Work(Wire):
@@ -81,7 +84,7 @@ class Work(Wire):
         generated = len(self.token_ids) - self.num_prompt_tokens
         if generated < 0:
             raise ValueError("num_prompt_tokens is larger than the number of token_ids")
-        if generated >= self.sampling.max_tokens:
+        if generated and generated >= self.sampling.max_tokens:
             raise ValueError("token_ids already hold max_tokens generated tokens")
         return self
 
@@ -142,7 +145,10 @@ class TokenOut(Wire):
 
 
 class First(Wire):
-    """The first token of every choice, and what the prompt cost. computed + cached = len(token_ids)."""
+    """The first token of every choice, and what the prompt cost. computed + cached = len(token_ids).
+
+    No tokens at all if max_tokens is 0.
+    """
 
     tokens: list[TokenOut]
     cached_tokens: Count
@@ -186,9 +192,13 @@ class ErrorBody(Wire):
 
 
 class DecodeEvent(Wire):
-    """One line of /v1/decode: reserved | first (local mode) ... tokens per step ... finish | error."""
+    """One line of /v1/decode: reserved | first (local mode) ... tokens per step ... finish | error.
+
+    prompt_logprobs: as in PrefillEvent, in local mode.
+    """
 
     reserved: Handoff | None = None
+    prompt_logprobs: list[Logprobs] | None = None
     first: First | None = None
     tokens: list[TokenOut] | None = None
     finish: Finish | None = None
@@ -196,8 +206,13 @@ class DecodeEvent(Wire):
 
 
 class PrefillEvent(Wire):
-    """One line of /v1/prefill: first, then sent (if KV was wanted), then done | error."""
+    """One line of /v1/prefill: first, then sent (if KV was wanted), then done | error.
 
+    prompt_logprobs: before `first`, if wanted, in as many lines as it takes: those of positions 1, 2, ... of the
+        prompt, raw (no penalty, no bias). Position 0 has none.
+    """
+
+    prompt_logprobs: list[Logprobs] | None = None
     first: First | None = None
     sent: Sent | None = None
     done: bool | None = None

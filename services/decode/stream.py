@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from services.decode.metrics import DecodeMetrics
 from services.decode.reservations import Book, Reservation
 from shared.asgi.stream import StreamHead
-from shared.engine.sequence import Admitted, Mode
+from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import ReservationGone, ServingError
 from shared.kv.manifest import Expected, token_hash
 from shared.kv.ticket import Ticket
 from shared.observability import canonical_line
-from shared.wire import DecodeEvent, DecodeRequest, Finish, First, Handoff, TokenOut
+from shared.wire import DecodeEvent, DecodeRequest, Finish, First, Handoff
 from shared.worker.assemble import Worker
-from shared.worker.stream import EngineRequest
+from shared.worker.stream import EngineEvent, EngineRequest
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,16 @@ class DecodeStream:
         return StreamHead()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """reserved | first, tokens per step, finish. Raises ServingError."""
+        """reserved | prompt_logprobs (if wanted), first; tokens per step, finish. Raises ServingError."""
         assert self._request is not None
         try:
             if self._handoff is not None:
                 yield _line(DecodeEvent(reserved=self._handoff))
             while self._finish is None:
                 event = await self._next(self._request)
-                if isinstance(event, First):
+                if isinstance(event, PromptScores):
+                    yield _line(DecodeEvent(prompt_logprobs=event.logprobs))
+                elif isinstance(event, First):
                     self._first = event
                     self._num_tokens += len(event.tokens)
                     yield _line(DecodeEvent(first=event))
@@ -115,7 +117,7 @@ class DecodeStream:
         if self._request is not None:
             self._context.worker.engine.stop_choices(self._request.group, choices)
 
-    async def _next(self, request: EngineRequest) -> Admitted | First | list[TokenOut] | Finish:
+    async def _next(self, request: EngineRequest) -> EngineEvent:
         """The next event; until KV has come, not later than the reservation lasts."""
         if self._reservation is None or self._num_tokens:
             return await request.next()

@@ -13,7 +13,7 @@ from typing import Any
 
 from services.prefill.metrics import PrefillMetrics
 from shared.asgi.stream import StreamHead
-from shared.engine.sequence import Admitted, Mode
+from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import InvariantBroken, ServingError
 from shared.kv.manifest import Manifest, plan_chunks, token_hash
 from shared.kv.progress import Progress, TransferCancelled
@@ -22,7 +22,7 @@ from shared.kv.ticket import ticket_of
 from shared.observability import canonical_line
 from shared.wire import First, Handoff, PrefillEvent, PrefillRequest, Sent
 from shared.worker.assemble import Worker
-from shared.worker.stream import EngineRequest
+from shared.worker.stream import EngineEvent, EngineRequest
 
 TRANSPORT = "tcp"
 
@@ -68,9 +68,15 @@ class PrefillStream:
         return StreamHead()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """first, sent (if KV travels), done. Raises ServingError."""
+        """prompt_logprobs (if wanted), first, sent (if KV travels), done. Raises ServingError."""
         try:
-            self._first = await self._first_tokens()
+            event = await self._next()
+            while isinstance(event, PromptScores):
+                yield _line(PrefillEvent(prompt_logprobs=event.logprobs))
+                event = await self._next()
+            if not isinstance(event, First):
+                raise InvariantBroken("prefill brought something else than first tokens")
+            self._first = event
             yield _line(PrefillEvent(first=self._first))
             goes_on = any(token.finish_reason is None for token in self._first.tokens)
             if self._sending is not None and goes_on:
@@ -108,7 +114,7 @@ class PrefillStream:
             kv_bytes=self._sent.kv_bytes if self._sent else None,
         )
 
-    async def _first_tokens(self) -> First:
+    async def _next(self) -> EngineEvent:
         """The engine's answer, or the sender's failure if that comes first: then more compute is in vain."""
         assert self._request is not None
         next_event = asyncio.ensure_future(self._request.next())
@@ -119,12 +125,9 @@ class PrefillStream:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._sending is not None and self._sending.done():
                 self._raise_failure(self._sending)
-            event = await next_event
+            return await next_event
         finally:
             next_event.cancel()
-        if not isinstance(event, First):
-            raise InvariantBroken("prefill brought something else than first tokens")
-        return event
 
     def _raise_failure(self, sending: asyncio.Future[SendStats]) -> None:
         # Called off by the engine itself, because every choice ended: the first tokens are on their way.

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from shared.engine.prompt_scores import score_prompt
 from shared.engine.sampler import sample
 from shared.engine.scheduler import Chunk, Scheduler, Step
-from shared.engine.sequence import Group, Mode, PromptProgress, State
+from shared.engine.sequence import Group, Mode, PromptProgress, PromptScores, State
 from shared.errors import ServingError
 from shared.wire import Finish, FinishReason, First, TokenOut
 
@@ -24,7 +25,7 @@ class OutputStep:
     def apply(self, step: Step, logits_BV: Tensor) -> int:
         """Sample every row and deliver the tokens. Returns how many tokens were made.
 
-        Row order is the runner's: decodes, then the chunks that complete their prompt.
+        Row order is the runner's: decodes, then each chunk's.
         A request whose sampling fails is ended alone.
         """
         made: dict[int, tuple[Group, list[TokenOut]]] = {}
@@ -44,10 +45,10 @@ class OutputStep:
         row = len(step.decodes)
         num_first = 0
         for chunk in step.chunks:
-            logits_V = logits_BV[row] if chunk.is_last else None
-            row += chunk.is_last
+            rows_TV = logits_BV[row : row + chunk.num_logits]
+            row += chunk.num_logits
             if chunk.group.state is not State.ENDED:
-                num_first += self._prompt_ran(chunk, logits_V)
+                num_first += self._prompt_ran(chunk, rows_TV)
         for group, tokens in made.values():
             if group.state is not State.ENDED:
                 group.num_output_tokens += len(tokens)
@@ -65,13 +66,16 @@ class OutputStep:
                 seq.finish_reason = "stop"
         self.retire(group)
 
-    def _prompt_ran(self, chunk: Chunk, logits_V: Tensor | None) -> int:
+    def _prompt_ran(self, chunk: Chunk, rows_TV: Tensor) -> int:
         group = chunk.group
         self._scheduler.prompt_computed(chunk)
-        if logits_V is None:
-            return 0
+        wanted = group.choices if group.sampling.max_tokens else ()
         try:
-            tokens = [self._next_token(group, logits_V, c, group.earlier_outputs) for c in group.choices]
+            if group.is_scored:
+                self._score(chunk, rows_TV)
+            if not chunk.is_last:
+                return 0
+            tokens = [self._next_token(group, rows_TV[-1], c, group.earlier_outputs) for c in wanted]
         except ServingError as exc:
             self._scheduler.fail(group, exc)
             return 0
@@ -95,6 +99,14 @@ class OutputStep:
             self._scheduler.fork(group, going_on)
             self.retire(group)
         return len(tokens)
+
+    def _score(self, chunk: Chunk, rows_TV: Tensor) -> None:
+        """Deliver the logprobs of the tokens that follow the chunk's rows; the prompt's last row has none."""
+        group = chunk.group
+        targets = group.token_ids[chunk.start + 1 : chunk.end + 1]
+        scores = score_prompt(rows_TV[: len(targets)], targets, group.sampling.num_prompt_logprobs or 0)
+        if scores:
+            group.deliver(PromptScores(scores))
 
     def _next_token(self, group: Group, logits_V: Tensor, choice: int, outputs: Sequence[int]) -> TokenOut:
         sampling = group.sampling

@@ -35,7 +35,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> Tensor:
-        """Logits (B, V) float32: one row per decode, then one per chunk that completes its prompt.
+        """Logits (B, V) float32: one row per decode, then those of each chunk (`Chunk.num_logits`).
 
         Raises StepAbandoned when every request of the step was cancelled.
         """
@@ -43,10 +43,10 @@ class Runner:
         packed = _Packed(self._cache.shape.block_size, self._device)
         for seq in step.decodes:
             position = seq.num_computed
-            packed.add([seq.token_at(position)], position, seq.table, wants_logits=True)
+            packed.add([seq.token_at(position)], position, seq.table, num_logits=1)
         for chunk in step.chunks:
             tokens = chunk.group.token_ids[chunk.start : chunk.end]
-            packed.add(tokens, chunk.start, chunk.group.blocks, wants_logits=chunk.is_last)
+            packed.add(tokens, chunk.start, chunk.group.blocks, num_logits=chunk.num_logits)
         keep = packed.logit_rows or [0]
         output = self._model(
             input_ids=self._row(packed.tokens),
@@ -74,8 +74,11 @@ class _Packed:
         self._slots: list[int] = []
         self._spans: list[Span] = []
 
-    def add(self, tokens: list[int], start: int, table: list[int], *, wants_logits: bool) -> None:
-        """Positions [start, start + len(tokens)) of one sequence whose blocks are `table`."""
+    def add(self, tokens: list[int], start: int, table: list[int], *, num_logits: int) -> None:
+        """Positions [start, start + len(tokens)) of one sequence whose blocks are `table`.
+
+        num_logits: how many of the last rows need logits.
+        """
         size, num, end = self._block_size, len(tokens), start + len(tokens)
         row = len(self.tokens)
         self.tokens += tokens
@@ -83,8 +86,7 @@ class _Packed:
         self._slots += (table[p // size] * size + p % size for p in range(start, end))
         blocks = BlockRun(table[: -(-end // size)], self._device)
         self._spans.append(Span(row, num, start, blocks, StepLayout.mask(start, num, self._device)))
-        if wants_logits:
-            self.logit_rows.append(row + num - 1)
+        self.logit_rows += range(row + num - num_logits, row + num)
 
     def layout(self, cache: KVCache, is_abandoned: Callable[[], bool]) -> StepLayout:
         """The finished layout."""

@@ -22,6 +22,9 @@ from shared.errors import (
     ServingError,
 )
 
+MAX_SCORED_ROWS = 128
+"""Prompt tokens a step of a prompt that is scored: each of them has logits over the whole vocabulary."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -40,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Prompt positions [start, end) of a group. The last one ends at len(token_ids) and yields logits."""
+    """Prompt positions [start, end) of a group. The last one ends at len(token_ids)."""
 
     group: Group
     start: int
@@ -49,6 +52,11 @@ class Chunk:
     @property
     def is_last(self) -> bool:
         return self.end == len(self.group.token_ids)
+
+    @property
+    def num_logits(self) -> int:
+        """How many of its last rows need logits."""
+        return self.end - self.start if self.group.is_scored else int(self.is_last)
 
 
 @dataclass
@@ -152,6 +160,8 @@ class Scheduler:
             start, end = group.num_computed, len(group.token_ids)
             if self.limits.chunk_size:
                 end = min(end, start + budget)
+            if group.is_scored:
+                end = min(end, start + MAX_SCORED_ROWS)
             if end > start:
                 step.chunks.append(Chunk(group, start, end))
                 budget -= end - start
@@ -242,7 +252,7 @@ class Scheduler:
         if group.mode is Mode.PREFILL:
             return num_prompt_blocks - num_shared
         # The last sampled token is never run, so it needs no slot.
-        grown = _ceil_div(num_tokens + work.max_new_tokens - 1, size) - num_prompt_blocks
+        grown = _ceil_div(num_tokens + max(work.max_new_tokens, 1) - 1, size) - num_prompt_blocks
         copies = work.num_choices - 1 if num_tokens % size and work.max_new_tokens > 1 else 0
         return num_prompt_blocks - num_shared + grown * work.num_choices + copies
 
@@ -251,7 +261,7 @@ class Scheduler:
         names = prefix_hashes(group.token_ids, size)
         # Whoever computes the prompt must run at least its last token to get logits.
         usable = names if group.mode is Mode.RECEIVE else names[: (len(group.token_ids) - 1) // size]
-        shared = self.pool.lookup(usable)
+        shared = [] if group.is_scored else self.pool.lookup(usable)
         lease = self.pool.admit(shared, self._worst_case(group, len(shared)))
         if lease is None:
             return False

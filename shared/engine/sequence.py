@@ -20,7 +20,7 @@ from typing import Protocol
 
 from shared.engine.blocks import Lease
 from shared.errors import ServingError
-from shared.wire import Finish, FinishReason, First, Sampling, TokenOut, Work
+from shared.wire import Finish, FinishReason, First, Logprobs, Sampling, TokenOut, Work
 
 
 class Mode(Enum):
@@ -57,7 +57,14 @@ class Failed:
     error: ServingError
 
 
-Event = Admitted | First | list[TokenOut] | Finish | Failed
+@dataclass(frozen=True)
+class PromptScores:
+    """Logprobs of the prompt's next tokens, in order; those of position 1 come first."""
+
+    logprobs: list[Logprobs]
+
+
+Event = Admitted | PromptScores | First | list[TokenOut] | Finish | Failed
 
 
 class PromptProgress(Protocol):
@@ -152,6 +159,12 @@ class Group:
     @property
     def choices(self) -> range:
         return range(self.work.first_choice, self.work.first_choice + self.work.num_choices)
+
+    @property
+    def is_scored(self) -> bool:
+        """Are the prompt's own logprobs wanted from here? Then every row of it needs logits."""
+        wanted = self.sampling.num_prompt_logprobs is not None and not self.earlier_outputs
+        return wanted and self.mode is not Mode.RECEIVE
 
     @property
     def earlier_outputs(self) -> list[int]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from typing import TypeAlias
 
 from shared.engine.engine import Engine
-from shared.engine.sequence import Admitted, Event, Failed, Group, Mode, PromptProgress
+from shared.engine.sequence import Admitted, Event, Failed, Group, Mode, PromptProgress, PromptScores
 from shared.errors import InvariantBroken
 from shared.wire import Finish, First, TokenOut, Work
+
+EngineEvent: TypeAlias = Admitted | PromptScores | First | list[TokenOut] | Finish
 
 
 class EngineRequest:
@@ -33,7 +36,7 @@ class EngineRequest:
         )
         engine.submit(self.group)
 
-    async def next(self) -> Admitted | First | list[TokenOut] | Finish:
+    async def next(self) -> EngineEvent:
         """The next event. Raises the ServingError that ended the request."""
         event = await self._events.get()
         if isinstance(event, Failed):
