@@ -17,7 +17,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP_VERSION := 26.3
 PIP     := $(BIN)/python -m pip --disable-pip-version-check
 # The lock is complete, so there is nothing to resolve; `pip check` proves it.
-INSTALL := $(PIP) install --quiet --no-deps --no-compile
+INSTALL := $(PIP) install --quiet --quiet --no-deps --no-compile
 
 .DEFAULT_GOAL := help
 .PHONY: help env serve test check lock gpu-check clean
@@ -32,7 +32,7 @@ $(STAMP): $(LOCK) pyproject.toml
 	@echo "making $(VENV) from $(LOCK)"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install --quiet pip==$(PIP_VERSION)
+	@$(PIP) install --quiet --quiet pip==$(PIP_VERSION)
 	@$(INSTALL) -c $(LOCK) torch $(if $(HAS_GPU),,2>/dev/null || $(INSTALL) -c $(LOCK) --extra-index-url $(CPU_INDEX) torch)
 	@$(INSTALL) -r $(LOCK)
 	@$(INSTALL) --no-build-isolation -e .
