@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -106,12 +107,18 @@ def site(checkpoint: Checkpoint) -> SiteMaker:
             await server.up.wait()
             async with (
                 closing_server(server, serving),
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http,
+                httpx.AsyncClient(
+                    base_url=f"http://127.0.0.1:{server.port}",
+                    timeout=20,
+                    trust_env=False,
+                    verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),  # reads no certificates: that is slow
+                ) as http,
             ):
                 async with asyncio.timeout(10):
                     while (await http.get("/ready")).status_code != 200:
                         pass
                 for worker in (*prefills, *decodes):
+                    await worker.until(lambda w: w.num_live == 0)
                     worker.requests.clear()
                     worker.seen.clear()
                 yield Site(app, http, prefills, decodes, checkpoint)
