@@ -30,7 +30,10 @@ def from_httpx(exc: httpx.HTTPError | httpx.StreamError, worker: Worker) -> Back
         return BackendTimeout(f"{worker.name} could not be connected to in time")
     if isinstance(exc, httpx.TimeoutException):
         return BackendTimeout(f"{worker.name} did not answer in time")
-    worker.lost("its connection broke" if not isinstance(exc, httpx.ConnectError) else "refuses connections")
+    if isinstance(exc, httpx.ConnectError):
+        worker.lost("refuses connections")
+        return BackendError(f"{worker.name} refuses connections")
+    worker.lost("its connection broke")
     return BackendError(f"the connection to {worker.name} broke")
 
 
