@@ -26,7 +26,7 @@ from router.solo import SoloTry
 from router.split import SplitTry
 from shared.asgi.disconnect import finish
 from shared.errors import BackendError, DeadlineExceeded, HandoffError, ServingError, Unavailable
-from shared.wire import StopChoices, TokenOut
+from shared.wire import Logprobs, StopChoices, TokenOut
 
 _log = structlog.get_logger(__name__)
 
@@ -48,6 +48,11 @@ class Relay:
     def report(self) -> Report:
         """What is measured and counted so far."""
         return self._course.report
+
+    @property
+    def prompt_logprobs(self) -> list[Logprobs]:
+        """Of positions 1, 2, ... of the prompt, if wanted; there before the first tokens are."""
+        return self._course.prompt_logprobs
 
     def __aiter__(self) -> Relay:
         return self
@@ -128,13 +133,13 @@ class Relay:
             async with asyncio.TaskGroup() as tasks:
                 for choice in choices:
                     tasks.create_task(self._serve(range(choice, choice + 1), replace(tries)))
-        except* ServingError as group:
+        except ExceptionGroup as group:  # NOTE: what `except*` raises comes out as a group again
             raise _first_of(group) from group
 
     async def _try(self, group: range, tries: Tries) -> None:
         if self._fleet.registry.unified:
             await SoloTry(self._fleet, self._course, group).run_unified()
-        elif self._course.max_new_tokens(group) == 1:
+        elif self._course.max_new_tokens(group) <= 1:
             await SoloTry(self._fleet, self._course, group).run_prefill_only()
         else:
             await SplitTry(self._fleet, self._course, group, tries).run()
@@ -196,10 +201,9 @@ class Dispatcher:
             await finish(end(task))
 
 
-def _first_of(group: BaseExceptionGroup[ServingError]) -> ServingError:
+def _first_of(group: ExceptionGroup[Exception]) -> Exception:
     """The first plain exception in a group of groups."""
-    exc: BaseException = group
-    while isinstance(exc, BaseExceptionGroup):
+    exc: Exception = group
+    while isinstance(exc, ExceptionGroup):
         exc = exc.exceptions[0]
-    assert isinstance(exc, ServingError), "the group was filtered for it"
     return exc

@@ -178,6 +178,20 @@ async def test_each_choice_has_its_own_tries(cluster: ClusterMaker) -> None:
         assert (right(3), 2) == (tokens, deaths)
 
 
+async def test_choices_that_all_fail_are_one_error(cluster: ClusterMaker) -> None:
+    """When every resumed choice runs out of tries the client is told one plain error."""
+
+    async def fail(_: Work) -> None:
+        raise EngineFault("the engine failed")
+
+    async with cluster() as c:
+        c.decodes[0].hooks["token"] = fail
+        async with c.dispatcher.relay(job(n=3)) as relay:
+            with pytest.raises(EngineFault):
+                await answer(relay, 3)
+        await c.quiet()
+
+
 async def test_a_stopped_process_is_left_before_its_time_out(cluster: ClusterMaker) -> None:
     """A worker that answers neither the request nor two looks in a row is left long before the stage's limit."""
 
