@@ -24,7 +24,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def oracle(tiny_model: Path) -> Oracle:
     """(prompt ids, number of tokens) -> greedy ids of plain transformers, float32, no penalties, no end."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
 
     def generate(prompt: list[int], num_tokens: int) -> list[int]:
         ids = torch.tensor([prompt])

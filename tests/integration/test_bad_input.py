@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.integration.test_equality import GREEDY, complete, random_prompt
+from tests.support import http
 from tests.support.cluster import AUTH, Cluster
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
@@ -78,7 +79,7 @@ def test_bad_completions_are_400(pd: Cluster, fields: dict[str, Any]) -> None:
     """Nothing of a bad request reaches a worker."""
     before = pd.decode[0].metric("handoff_decode_requests_total")
 
-    check_error(httpx.post(f"{pd.url}/v1/completions", json={"model": "tiny"} | fields), 400)
+    check_error(http.post(f"{pd.url}/v1/completions", json={"model": "tiny"} | fields), 400)
 
     assert before == pd.decode[0].metric("handoff_decode_requests_total")
 
@@ -86,19 +87,19 @@ def test_bad_completions_are_400(pd: Cluster, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("fields", CHATS, ids=lambda f: str(f)[:40])
 def test_bad_chats_are_400(pd: Cluster, fields: dict[str, Any]) -> None:
     """The same for conversations."""
-    check_error(httpx.post(f"{pd.url}/v1/chat/completions", json={"model": "tiny"} | fields), 400)
+    check_error(http.post(f"{pd.url}/v1/chat/completions", json={"model": "tiny"} | fields), 400)
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda b: repr(b[:12]))
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_is_no_json_object_is_400(pd: Cluster, path: str, body: bytes) -> None:
     """Also when it is empty, nested without end, or not text."""
-    check_error(httpx.post(f"{pd.url}{path}", content=body), 400)
+    check_error(http.post(f"{pd.url}{path}", content=body), 400)
 
 
 def test_an_unknown_model_is_404(pd: Cluster) -> None:
     """With the code that clients look for."""
-    response = httpx.post(f"{pd.url}/v1/completions", json={"model": "no-such", "prompt": "x"})
+    response = http.post(f"{pd.url}/v1/completions", json={"model": "no-such", "prompt": "x"})
 
     check_error(response, 404)
     assert response.json()["error"]["code"] == "model_not_found"
@@ -106,14 +107,14 @@ def test_an_unknown_model_is_404(pd: Cluster) -> None:
 
 def test_unknown_paths_and_methods_have_the_same_shape(pd: Cluster) -> None:
     """404 and 405 are errors too."""
-    check_error(httpx.get(f"{pd.url}/v1/nothing"), 404)
-    check_error(httpx.get(f"{pd.url}/v1/completions"), 405)
+    check_error(http.get(f"{pd.url}/v1/nothing"), 404)
+    check_error(http.get(f"{pd.url}/v1/completions"), 405)
 
 
 def test_a_too_long_prompt_says_what_clients_search_for(pd: Cluster) -> None:
     """The text has "maximum context length" and the true counts."""
     prompt = random_prompt(4096, seed=1)
-    response = httpx.post(f"{pd.url}/v1/completions", json={"model": "tiny", "prompt": prompt})
+    response = http.post(f"{pd.url}/v1/completions", json={"model": "tiny", "prompt": prompt})
 
     check_error(response, 400)
     error = response.json()["error"]
@@ -123,7 +124,7 @@ def test_a_too_long_prompt_says_what_clients_search_for(pd: Cluster) -> None:
 
 def test_a_huge_body_is_413(pd: Cluster) -> None:
     """The limit is checked before anything is parsed."""
-    response = httpx.post(f"{pd.url}/v1/completions", content=b"x" * (17 << 20))
+    response = http.post(f"{pd.url}/v1/completions", content=b"x" * (17 << 20))
 
     check_error(response, 413)
 
@@ -133,5 +134,5 @@ def test_workers_refuse_bad_work_in_the_same_shape(pd: Cluster, path: str) -> No
     """A worker that is called directly is as strict."""
     worker = pd.prefill[0] if path == "/v1/prefill" else pd.decode[0]
 
-    check_error(httpx.post(f"{worker.url}{path}", json={"x": 1}, headers=AUTH), 400)
-    check_error(httpx.post(f"{worker.url}{path}", json={"x": 1}), 401)
+    check_error(http.post(f"{worker.url}{path}", json={"x": 1}, headers=AUTH), 400)
+    check_error(http.post(f"{worker.url}{path}", json={"x": 1}), 401)

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.integration.conftest import Oracle
+from tests.support import http
 from tests.support.cluster import Cluster
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025)
@@ -26,7 +27,7 @@ def random_prompt(length: int, seed: int) -> list[int]:
 def complete(cluster: Cluster, prompt: list[int], **fields: Any) -> httpx.Response:
     """A whole completion that also names its token ids."""
     body = {"model": "tiny", "prompt": prompt, "return_token_ids": True} | fields
-    response = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
+    response = http.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
     assert response.status_code == 200, response.text
     return response
 

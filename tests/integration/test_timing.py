@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-import httpx
-
 from tests.integration.test_equality import GREEDY, complete, random_prompt
+from tests.support import http
 from tests.support.cluster import Cluster
 
 STAGES = ["route", "reserve", "queue", "prefill", "transfer", "decode_queue", "decode"]
@@ -41,7 +40,7 @@ def test_a_stream_tells_all_stages_in_its_last_event(pd: Cluster) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     } | GREEDY
-    with httpx.stream("POST", f"{pd.url}/v1/completions", json=body) as response:
+    with http.stream("POST", f"{pd.url}/v1/completions", json=body) as response:
         known = server_timing(response.headers["server-timing"])
         text = response.read().decode()
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import create_app as create_router
@@ -23,6 +22,7 @@ from services.decode.settings import DecodeSettings
 from services.prefill.app import create_app as create_prefill
 from services.prefill.settings import PrefillSettings
 from shared.worker.assemble import Worker, assemble
+from tests.support import http
 from tests.support.servers import ServerThread
 
 SECRET = "a-secret-for-the-tests"
@@ -72,7 +72,12 @@ class Cluster:
 @contextmanager
 def run_worker(role: str, model: Path, **settings: Any) -> Iterator[RunningWorker]:
     """One prefill or decode worker with a loaded model."""
-    values = {"model": str(model), "secret": SECRET, "kv_pool_bytes": 8 << 20, "num_threads": 1} | settings
+    values: dict[str, Any] = {
+        "model": str(model),
+        "secret": SECRET,
+        "kv_pool_bytes": 8 << 20,
+        "num_threads": 1,
+    } | settings
     if role == "prefill":
         prefill = PrefillSettings(**values)
         worker = assemble(prefill, "prefill", model.parent, _quiet)
@@ -115,7 +120,7 @@ def run_cluster(
         app = create_router(RouterSettings(**(values | (router or {}))), checkpoint, SECRET)
         server = stack.enter_context(ServerThread(app))
         cluster = Cluster(server, prefills, decodes)
-        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+        wait_until(lambda: http.get(f"{server.url}/ready").status_code == 200)
         yield cluster
 
 
@@ -131,7 +136,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 def metric(url: str, name: str, **labels: str) -> float:
     """The sum of a metric's samples with these labels."""
-    text = httpx.get(f"{url}/metrics").text
+    text = http.get(f"{url}/metrics").text
     total = 0.0
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
