@@ -1,10 +1,4 @@
-"""Wire to pool: says where the next bytes of a blob must land, and believes nothing of it until it is whole.
-
-Pull-style, so that a transport reads from its socket straight into the pool:
-
-    while buffers := decoder.next_buffers():
-        decoder.advance(recvmsg_into(buffers))
-    received = decoder.result()
+"""Wire to pool: reads a blob to where it must land, and believes nothing of it until it is whole.
 
 Size, manifest and tensor list are checked when the header is complete, before the sink is asked for anything.
 Digests are checked when the trailer is complete. Every failure is final for the decoder.
@@ -13,26 +7,22 @@ Digests are checked when the trailer is complete. Every failure is final for the
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from typing import Protocol
 
+import orjson
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from shared.errors import DigestMismatch, InvalidRequest, InvariantBroken, ManifestMismatch
+from shared.errors import DigestMismatch, HandoffError, InvalidRequest, InvariantBroken, ManifestMismatch
 from shared.kv.book import Received
-from shared.kv.layout import LENGTH, BlobLayout, KvPart, json_length, parse_header
-from shared.kv.manifest import Expected, check
+from shared.kv.layout import LENGTH, METADATA, BlobLayout, KvPart, json_length, parse_header
+from shared.kv.manifest import Expected, Manifest, check
+from shared.kv.pieces import BATCH_PIECES, ChunkBytes, Piece, Scratch, cut
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSink
 
-WINDOW_BYTES = 512 * 1024
-WINDOW_VIEWS = 256
 _MAX_TOKEN_ID = 2**31
-
-# Views that are one tensor, and its digest; plain buffers (header, trailer) are digested when they are complete.
-_Stretch = tuple[Sequence[memoryview], xxh3_64 | None]
 
 
 @dataclass(slots=True)
@@ -43,125 +33,177 @@ class Section:
     taken_bytes: int = 0
 
 
+# Reads at least one byte of the section into the buffers, in order; returns how many, 0 at the end of the stream.
+Receive = Callable[[Sequence[memoryview], Section], int]
+
+
+class Slots(Protocol):
+    """How the bytes of chunks arrive if not in the stream itself: in slots of memory that the sender fills."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Most bytes of a slot."""
+        ...
+
+    def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
+        """How long the stream of this blob is."""
+        ...
+
+    def next(self, num_bytes: int, section: Section) -> memoryview:
+        """Wait for the next slot, which holds `num_bytes`."""
+        ...
+
+    def done(self) -> None:
+        """The slot's bytes are where they belong: the sender may fill it again."""
+        ...
+
+
 class BlobDecoder:
     """One blob into one sink.
 
-    total_bytes: how long the carrier says the blob is; any other length is refused.
+    total_bytes: how long the carrier says that its stream is; any other length is refused.
     max_header_bytes: for length and JSON together.
+    slots: where the chunks' bytes are; None if they are in the stream.
     """
 
-    def __init__(self, expected: Expected, sink: KvSink, *, total_bytes: int, max_header_bytes: int) -> None:
+    def __init__(
+        self,
+        expected: Expected,
+        sink: KvSink,
+        *,
+        total_bytes: int,
+        max_header_bytes: int,
+        slots: Slots | None = None,
+        scratch: Scratch | None = None,
+    ) -> None:
         self._expected = expected
         self._sink = sink
         self._total_bytes = total_bytes
         self._max_header_bytes = min(max_header_bytes, total_bytes)
+        self._slots = slots
+        self._scratch = scratch or Scratch()
         self._taken_bytes = 0
-        self._views: deque[memoryview] = deque()
-        self._digests: deque[xxh3_64 | None] = deque()
-        self._window_bytes = 0
-        self._stretches: Iterator[_Stretch] = iter(())
-        self._received: Received | None = None
-        self._sections = self._read()
-        self.section = Section(0)
-        self._refill()
 
-    def next_buffer(self) -> memoryview | None:
-        """Where the next bytes must land; None when the blob is complete."""
-        return self._views[0] if self._views else None
+    def read(self, receive: Receive) -> Received:
+        """The whole blob; its content is verified then.
 
-    def next_buffers(self) -> list[memoryview]:
-        """The same as a scatter list of bounded length; empty when the blob is complete."""
-        return list(islice(self._views, WINDOW_VIEWS))
-
-    def advance(self, num_bytes: int) -> None:
-        """`num_bytes` have been written into the buffers, in order.
-
-        Raises InvalidRequest, ManifestMismatch or DigestMismatch when they complete something that is wrong.
+        Raises InvalidRequest, ManifestMismatch or DigestMismatch as soon as something is wrong, and what `receive`
+        raises.
         """
-        if not 0 <= num_bytes <= self._window_bytes:
-            raise InvariantBroken(f"{num_bytes} bytes were read where {self._window_bytes} had room")
-        self._taken_bytes += num_bytes
-        self.section.taken_bytes += num_bytes
-        self._window_bytes -= num_bytes
-        views, digests = self._views, self._digests
-        while num_bytes:
-            view, digest = views[0], digests[0]
-            if len(view) <= num_bytes:
-                views.popleft()
-                digests.popleft()
-            else:
-                views[0] = view[num_bytes:]
-                view = view[:num_bytes]
-            if digest is not None:
-                digest.update(view)
-            num_bytes -= len(view)
-        self._refill()
-
-    def result(self) -> Received:
-        """The verified content. Raises InvalidRequest if the blob ended early."""
-        if self._received is None:
-            raise InvalidRequest(f"the blob ended after {self._taken_bytes} of {self._total_bytes} bytes")
-        return self._received
-
-    def _refill(self) -> None:
-        """Keep the window filled from this section; when that is full, go on to the next."""
-        while self._window_bytes < WINDOW_BYTES:
-            stretch = next(self._stretches, None)
-            if stretch is not None:
-                views, digest = stretch
-                self._views.extend(views)
-                self._digests.extend(repeat(digest, len(views)))
-                self._window_bytes += sum(map(len, views))
-            elif self._views:
-                return
-            else:
-                section = next(self._sections, None)
-                if section is None:
-                    return
-                self.section, self._stretches = section
-
-    def _read(self) -> Iterator[tuple[Section, Iterator[_Stretch]]]:
-        """The blob from front to back. Resumed each time that the section it gave out is full."""
-        prefix = bytearray(LENGTH.size)
-        yield _plain(prefix)
-        content = bytearray(json_length(prefix, self._max_header_bytes))
-        yield _plain(content)
-        layout = self._accept(content)
-        digests = []
+        prefix = self._plain(LENGTH.size, receive)
+        content = self._plain(json_length(prefix, self._max_header_bytes), receive)
+        layout = self._accept(bytes(prefix + content))
+        digests: list[int] = []
         for parts in layout.chunks:
-            tensors = [xxh3_64() for _ in parts]
-            yield Section(sum(part.span.nbytes for part in parts)), self._chunk(parts, tensors)
-            digests += [tensor.intdigest() for tensor in tensors]
-            self._sink.chunk_filled(parts[0].start, parts[0].end)
-        trailer = bytearray(layout.trailer_bytes)
-        yield _plain(trailer)
-        header_digest = xxh3_64(prefix)
-        header_digest.update(content)
-        first = _check_trailer(layout, trailer, digests, header_digest.intdigest())
-        self._received = Received(first, layout.kv_bytes, self._total_bytes)
+            digests += self._chunk(layout, parts, receive)
+        trailer = self._plain(layout.trailer_bytes, receive)
+        header_digest = xxh3_64_intdigest(prefix + content)
+        first = _check_trailer(layout, trailer, digests, header_digest)
+        return Received(first, layout.kv_bytes, len(prefix) + len(content) + layout.data_bytes)
 
-    def _accept(self, content: bytearray) -> BlobLayout:
+    def _plain(self, num_bytes: int, receive: Receive) -> bytearray:
+        """Bytes of the stream that are no KV."""
+        buffer = bytearray(num_bytes)
+        self._fill([memoryview(buffer)], Section(num_bytes), receive)
+        return buffer
+
+    def _fill(self, views: list[memoryview], section: Section, receive: Receive) -> None:
+        """Read until every view is full."""
+        first = 0
+        while True:
+            while first < len(views) and not len(views[first]):
+                first += 1
+            if first == len(views):
+                return
+            num_bytes = receive(views[first : first + BATCH_PIECES], section)
+            if not num_bytes:
+                raise InvalidRequest(f"the blob ended after {self._taken_bytes} of {self._total_bytes} bytes")
+            self._taken_bytes += num_bytes
+            section.taken_bytes += num_bytes
+            while first < len(views) and num_bytes >= len(views[first]):
+                num_bytes -= len(views[first])
+                first += 1
+            if num_bytes:
+                views[first] = views[first][num_bytes:]
+
+    def _accept(self, header: bytes) -> BlobLayout:
         """Everything that can be known before KV is written."""
-        manifest, entries = parse_header(content)
-        check(manifest, self._expected)
-        layout = BlobLayout(manifest)
-        layout.check_entries(entries)
-        if self._taken_bytes + layout.data_bytes != self._total_bytes:
+        layout = _as_we_would_write_it(header, self._expected)
+        if layout is None:
+            manifest, entries = parse_header(header[LENGTH.size :])
+            check(manifest, self._expected)
+            layout = BlobLayout(manifest)
+            layout.check_entries(entries)
+        body_bytes = len(header) + layout.data_bytes
+        if self._slots is not None:
+            body_bytes = self._slots.body_bytes(len(header), layout)
+        if body_bytes != self._total_bytes:
             raise ManifestMismatch("the blob's length is not what its manifest implies")
         return layout
 
-    def _chunk(self, parts: list[KvPart], digests: list[xxh3_64]) -> Iterator[_Stretch]:
-        for part, digest in zip(parts, digests, strict=True):
-            views = [
-                view for view in self._sink.views(part.layer, part.kind, part.start, part.end) if len(view)
-            ]
-            if sum(map(len, views)) != part.span.nbytes:
-                raise InvariantBroken(f"the sink's views are not the size of {part.span.name}")
-            yield views, digest
+    def _chunk(self, layout: BlobLayout, parts: list[KvPart], receive: Receive) -> list[int]:
+        """Read one chunk into the sink; the digests of its tensors as they arrived."""
+        start, end = parts[0].start, parts[0].end
+        target = ChunkBytes(self._sink, start, end, layout.row_bytes)
+        digests = [xxh3_64() for _ in parts]
+        section = Section(sum(part.span.nbytes for part in parts))
+        if self._slots is not None:
+            for batch in cut(parts, layout.row_bytes, self._slots.slot_bytes):
+                memory = self._slots.next(sum(map(target.nbytes, batch)), section)
+                _take(target, batch, memory, digests)
+                self._slots.done()
+        else:
+            for batch in cut(parts, layout.row_bytes):
+                if target.scattered:
+                    memory = self._scratch.take(sum(map(target.nbytes, batch)))
+                    self._fill([memory], section, receive)
+                    _take(target, batch, memory, digests)
+                else:
+                    self._read_in_place(target, batch, section, digests, receive)
+        self._sink.chunk_filled(start, end)
+        return [digest.intdigest() for digest in digests]
+
+    def _read_in_place(
+        self,
+        target: ChunkBytes,
+        batch: list[Piece],
+        section: Section,
+        digests: list[xxh3_64],
+        receive: Receive,
+    ) -> None:
+        views = [target.views(piece) for piece in batch]
+        for piece, own in zip(batch, views, strict=True):
+            if sum(map(len, own)) != target.nbytes(piece):
+                raise InvariantBroken(f"the sink's views are not the size of {piece.part.span.name}")
+        self._fill([view for own in views for view in own], section, receive)
+        for piece, own in zip(batch, views, strict=True):
+            for view in own:
+                digests[piece.tensor].update(view)
 
 
-def _plain(buffer: bytearray) -> tuple[Section, Iterator[_Stretch]]:
-    return Section(len(buffer)), iter([([memoryview(buffer)], None)])
+def _take(target: ChunkBytes, batch: list[Piece], memory: memoryview, digests: list[xxh3_64]) -> None:
+    """Digest a batch where it arrived and copy it to where it belongs."""
+    at = 0
+    for piece in batch:
+        content = memory[at : at + target.nbytes(piece)]
+        digests[piece.tensor].update(content)
+        target.copy_in(piece, content)
+        at += len(content)
+
+
+def _as_we_would_write_it(header: bytes, expected: Expected) -> BlobLayout | None:
+    """The layout, if the header is byte for byte what this code writes for it; else it needs a closer look.
+
+    It nearly always is, and comparing bytes is several times cheaper than comparing what they mean.
+    """
+    try:
+        fields = orjson.loads(header[LENGTH.size :])
+        manifest = Manifest.from_metadata(fields[METADATA])
+        check(manifest, expected)
+    except (orjson.JSONDecodeError, HandoffError, TypeError, KeyError, AttributeError):
+        return None
+    layout = BlobLayout(manifest)
+    return layout if layout.header == header else None
 
 
 def _check_trailer(

@@ -1,33 +1,30 @@
-"""Pool to wire: the blob as lists of buffers for `sendmsg`, digested on the same pass, nothing copied."""
+"""Pool to wire: the blob as lists of buffers for `sendmsg`, or poured into slots; digested on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv.layout import BlobLayout
+from shared.kv.pieces import ChunkBytes, Piece, Scratch, cut
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSource
 
 Buffer = bytes | memoryview
 
-# Digest, then send, while the bytes are still in the core's own cache. A batch stays below IOV_MAX (1024).
-PIECE_BYTES = 256 * 1024
-BATCH_BYTES = 512 * 1024
-BATCH_VIEWS = 256
-
 
 class BlobEncoder:
     """One blob, front to back: `header`, `chunk(0)`, `chunk(1)`, ..., `trailer`, each once.
 
-    Batches hold views of the source: send each before asking for the next.
+    A chunk is either sent in batches (`chunk`) or poured into memory of a carrier (`pour_chunk`).
     """
 
-    def __init__(self, layout: BlobLayout, source: KvSource) -> None:
+    def __init__(self, layout: BlobLayout, source: KvSource, scratch: Scratch | None = None) -> None:
         self._layout = layout
         self._source = source
+        self._scratch = scratch or Scratch()
         self._digests: list[int] = []
         self._next_chunk = 0
 
@@ -36,27 +33,38 @@ class BlobEncoder:
         return [self._layout.header]
 
     def chunk(self, index: int) -> Iterator[list[Buffer]]:
-        """The bytes of one chunk, in batches of bounded size. All its positions must be computed."""
-        if index != self._next_chunk:
-            raise InvariantBroken(f"chunk {index} was asked for when chunk {self._next_chunk} was next")
-        self._next_chunk += 1
-        batch: list[Buffer] = []
-        batch_bytes = 0
-        for part in self._layout.chunks[index]:
-            digest = xxh3_64()
-            views = self._source.views(part.layer, part.kind, part.start, part.end)
-            if sum(map(len, views)) != part.span.nbytes:
-                raise InvariantBroken(f"the source's views are not the size of {part.span.name}")
-            for piece in views if part.span.nbytes <= PIECE_BYTES else _split(views):
-                digest.update(piece)
-                batch.append(piece)
-                batch_bytes += len(piece)
-                if batch_bytes >= BATCH_BYTES or len(batch) >= BATCH_VIEWS:
-                    yield batch
-                    batch, batch_bytes = [], 0
-            self._digests.append(digest.intdigest())
-        if batch:
-            yield batch
+        """The bytes of one chunk, in batches of bounded size. All its positions must be computed.
+
+        Batches hold views of the source, or of a buffer that the next batch overwrites: send each before the next.
+        """
+        content, digests = self._begin(index)
+        for batch in cut(self._layout.chunks[index], self._layout.row_bytes):
+            buffers: list[Buffer] = []
+            if content.scattered:
+                memory = self._scratch.take(sum(map(content.nbytes, batch)))
+                self._copy(content, batch, memory, digests)
+                buffers.append(memory)
+            else:
+                for piece in batch:
+                    views = content.views(piece)
+                    if sum(map(len, views)) != content.nbytes(piece):
+                        raise InvariantBroken(
+                            f"the source's views are not the size of {piece.part.span.name}"
+                        )
+                    for view in views:
+                        digests[piece.tensor].update(view)
+                    buffers += views
+            yield buffers
+        self._end(digests)
+
+    def pour_chunk(self, index: int, slot_bytes: int, next_slot: Callable[[], memoryview]) -> Iterator[int]:
+        """Copy one chunk into slots, each when there is one; yields how many bytes are in it."""
+        content, digests = self._begin(index)
+        for batch in cut(self._layout.chunks[index], self._layout.row_bytes, slot_bytes):
+            num_bytes = sum(map(content.nbytes, batch))
+            self._copy(content, batch, next_slot()[:num_bytes], digests)
+            yield num_bytes
+        self._end(digests)
 
     def trailer(self, first: FirstTokens) -> list[Buffer]:
         """First tokens, their flags, and the digests of everything."""
@@ -75,9 +83,24 @@ class BlobEncoder:
         ]
         return [tokens + flags + b"".join(digest.to_bytes(8, "little") for digest in digests)]
 
+    def _begin(self, index: int) -> tuple[ChunkBytes, list[xxh3_64]]:
+        if index != self._next_chunk:
+            raise InvariantBroken(f"chunk {index} was asked for when chunk {self._next_chunk} was next")
+        self._next_chunk += 1
+        start, end = self._layout.manifest.chunks[index]
+        content = ChunkBytes(self._source, start, end, self._layout.row_bytes)
+        return content, [xxh3_64() for _ in self._layout.chunks[index]]
 
-def _split(views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The same bytes in pieces of at most PIECE_BYTES."""
-    for view in views:
-        for at in range(0, view.nbytes, PIECE_BYTES):
-            yield view[at : at + PIECE_BYTES]
+    def _end(self, digests: list[xxh3_64]) -> None:
+        self._digests += [digest.intdigest() for digest in digests]
+
+    def _copy(
+        self, content: ChunkBytes, batch: list[Piece], memory: memoryview, digests: list[xxh3_64]
+    ) -> None:
+        """Copy a batch to where it is sent from, and digest that copy while it is in the core's cache."""
+        at = 0
+        for piece in batch:
+            into = memory[at : at + content.nbytes(piece)]
+            content.copy_out(piece, into)
+            digests[piece.tensor].update(into)
+            at += len(into)

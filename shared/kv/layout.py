@@ -74,6 +74,7 @@ class BlobLayout:
                     parts.append(KvPart(span, layer, kind, start, end))
                     at += nbytes
             self.chunks.append(parts)
+        self.row_bytes = shape.row_bytes
         self.kv_bytes = at
         choices = manifest.num_choices
         first_token = TensorSpan("first_token", "I64", (choices,), at, at + 8 * choices)

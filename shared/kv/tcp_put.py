@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -25,7 +25,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.kv.book import Claim, ReceiveBook, Received
-from shared.kv.decoder import BlobDecoder
+from shared.kv.decoder import BlobDecoder, Section
 from shared.kv.http_head import CONTINUE, RequestHead, json_response, read_head
 from shared.kv.layout import total_bytes_bounds
 from shared.kv.limits import Pace, ReceiveLimits
@@ -195,18 +195,19 @@ class _Put:
             claim.expected, claim.sink, total_bytes=length, max_header_bytes=self._limits.max_header_bytes
         )
         pace = Pace(self._limits)
-        while (buffer := decoder.next_buffer()) is not None and early:
-            num_bytes = min(len(buffer), len(early))
+        left = memoryview(early)
+
+        def receive(buffers: Sequence[memoryview], section: Section) -> int:
+            nonlocal left
+            if not left:
+                return self._stream.recv_into(buffers, pace.deadline(section))
             self._stream.check_interrupted()
-            buffer[:num_bytes] = early[:num_bytes]
-            early = early[num_bytes:]
-            decoder.advance(num_bytes)
-        while buffers := decoder.next_buffers():
-            num_bytes = self._stream.recv_into(buffers, pace.deadline(decoder.section))
-            if num_bytes == 0:
-                break
-            decoder.advance(num_bytes)
-        return decoder.result()
+            taken = min(len(buffers[0]), len(left))
+            buffers[0][:taken] = left[:taken]
+            left = left[taken:]
+            return taken
+
+        return decoder.read(receive)
 
     def _abort(self) -> None:
         """For the claim's owner, from any thread: write nothing more."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from shared.kv.block_views import BlockViews
 from shared.kv.book import Received
-from shared.kv.decoder import BlobDecoder
+from shared.kv.decoder import BlobDecoder, Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Expected, Manifest, plan_chunks, token_hash
@@ -120,7 +120,7 @@ def encode(manifest: Manifest, pool: Pool, *, first_token: int = 100) -> bytes:
     pieces = list(encoder.header())
     for index in range(len(layout.chunks)):
         for batch in encoder.chunk(index):
-            pieces += batch
+            pieces += map(bytes, batch)
     pieces += encoder.trailer(first_tokens(manifest.num_choices, first_token))
     return b"".join(pieces)
 
@@ -153,17 +153,21 @@ def decode(
     """Feed a blob to a decoder, `step(room)` bytes at a time, as a socket would."""
     decoder = BlobDecoder(
         want,
-        LoggedSink(pool.views(), [] if log is None else log),
+        pool.views() if log is None else LoggedSink(pool.views(), log),
         total_bytes=len(blob) if total is None else total,
         max_header_bytes=max_header_bytes,
     )
     at = 0
-    while (buffers := decoder.next_buffers()) and at < len(blob):
-        num_bytes = min(step(sum(len(buffer) for buffer in buffers)), len(blob) - at)
+
+    def receive(buffers: Sequence[memoryview], section: Section) -> int:
+        nonlocal at
+        room = sum(len(buffer) for buffer in buffers)
+        num_bytes = min(max(1, step(room)), room, len(blob) - at)
         scatter(blob[at : at + num_bytes], buffers)
-        decoder.advance(num_bytes)
         at += num_bytes
-    return decoder.result()
+        return num_bytes
+
+    return decoder.read(receive)
 
 
 def scatter(content: bytes, buffers: Sequence[memoryview]) -> None:

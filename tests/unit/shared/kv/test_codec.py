@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from shared.errors import InvariantBroken
 from shared.kv.block_views import block_runs
-from shared.kv.encoder import BATCH_BYTES, BATCH_VIEWS, PIECE_BYTES, BlobEncoder
+from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout, total_bytes_bounds
+from shared.kv.pieces import BATCH_BYTES, BATCH_PIECES
 from shared.kv.shape import ITEMSIZE_BYTES, KvDtype, KvShape
 from tests.unit.shared.kv.blobs import SHAPE, Pool, decode, encode, expected, first_tokens, manifest_for
 
@@ -82,18 +83,31 @@ def test_length_bounds_hold(chunk_size: int) -> None:
     assert least <= BlobLayout(manifest_for(want, chunk_size=chunk_size)).total_bytes <= most
 
 
-def test_batches_are_bounded() -> None:
-    """No batch is too large for a core's cache or has too many buffers for the kernel; nothing is copied."""
+@pytest.mark.parametrize("block_size", [1, 4, 1024])
+def test_batches_are_bounded(block_size: int) -> None:
+    """No batch is too large for a core's cache or has too many buffers; large blocks are sent as they lie."""
     shape = KvShape(2, 8, 64, "F32")
-    for block_size in (1, 1024):
-        pool = Pool(shape, num_tokens=700, block_size=block_size, seed=4)
-        manifest = manifest_for(expected(num_tokens=700, shape=shape), chunk_size=0)
-        encoder = BlobEncoder(BlobLayout(manifest), pool.views())
-        batches = list(encoder.chunk(0))
-        assert max(len(batch) for batch in batches) <= BATCH_VIEWS
-        assert max(sum(map(len, batch)) for batch in batches) <= BATCH_BYTES + PIECE_BYTES
-        owners = {id(view.obj) for batch in batches for view in batch if isinstance(view, memoryview)}
+    pool = Pool(shape, num_tokens=700, block_size=block_size, seed=4)
+    manifest = manifest_for(expected(num_tokens=700, shape=shape), chunk_size=0)
+    encoder = BlobEncoder(BlobLayout(manifest), pool.views())
+    owners = set()
+    for batch in encoder.chunk(0):
+        assert len(batch) <= BATCH_PIECES
+        assert sum(map(len, batch)) <= BATCH_BYTES
+        owners |= {id(view.obj) for view in batch if isinstance(view, memoryview)}
+    if block_size == 1024:
         assert {id(buffer) for buffer in pool.buffers.values()} == owners
+    else:
+        assert len(owners) == 1
+
+
+def test_tiny_tensors_share_batches() -> None:
+    """A suffix of one token is one batch, not one for each of its tensors; very many tensors are several."""
+    for num_layers, num_batches in ((100, 1), (300, 3)):
+        shape = KvShape(num_layers, 1, 4, "F16")
+        pool = Pool(shape, num_tokens=1, seed=4)
+        encoder = BlobEncoder(BlobLayout(manifest_for(expected(num_tokens=1, shape=shape))), pool.views())
+        assert num_batches == len(list(encoder.chunk(0)))
 
 
 def test_encoder_keeps_order() -> None:
