@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.test_equality import GREEDY, complete, random_prompt
 from tests.support import http
 from tests.support.cluster import AUTH, Cluster
+from tests.support.completions import GREEDY, complete, random_prompt
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 COMPLETIONS: list[dict[str, Any]] = [

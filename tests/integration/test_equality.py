@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.integration.conftest import Oracle
-from tests.support import http
 from tests.support.cluster import Cluster
+from tests.support.completions import GREEDY, complete, random_prompt, token_ids
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025)
-GREEDY: dict[str, Any] = {"temperature": 0, "repetition_penalty": 1.0, "ignore_eos": True}
-FIRST_PLAIN_ID, NUM_PLAIN_IDS = 0, 256
-
-
-def random_prompt(length: int, seed: int) -> list[int]:
-    """Ordinary token ids, another sequence for each seed."""
-    rng = random.Random(seed)
-    return [FIRST_PLAIN_ID + rng.randrange(NUM_PLAIN_IDS) for _ in range(length)]
-
-
-def complete(cluster: Cluster, prompt: list[int], **fields: Any) -> httpx.Response:
-    """A whole completion that also names its token ids."""
-    body = {"model": "tiny", "prompt": prompt, "return_token_ids": True} | fields
-    response = http.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
-    assert response.status_code == 200, response.text
-    return response
-
-
-def token_ids(response: httpx.Response) -> list[list[int]]:
-    """Ids of every choice, by index."""
-    choices = sorted(response.json()["choices"], key=lambda c: c["index"])
-    return [choice["token_ids"] for choice in choices]
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from tests.integration.conftest import Oracle
-from tests.integration.test_equality import GREEDY, random_prompt
 from tests.support import http
 from tests.support.cluster import metric, wait_until
+from tests.support.completions import GREEDY, random_prompt
 from tests.support.processes import Deployment, deploy
 
 NUM_TOKENS = 160

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.test_equality import GREEDY, complete, random_prompt
 from tests.support.cluster import Cluster
+from tests.support.completions import GREEDY, complete, random_prompt
 
 
 @pytest.mark.parametrize("length", [1, 100, 1000])

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from tests.integration.conftest import Oracle
-from tests.integration.test_equality import GREEDY, complete, random_prompt, token_ids
 from tests.support import http
 from tests.support.cluster import Cluster, run_cluster, wait_until
+from tests.support.completions import GREEDY, complete, random_prompt, token_ids
 
 NUM_CANCELS = 500
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from tests.integration.test_equality import GREEDY, complete, random_prompt
 from tests.support import http
 from tests.support.cluster import Cluster
+from tests.support.completions import GREEDY, complete, random_prompt
 
 STAGES = ["route", "reserve", "queue", "prefill", "transfer", "decode_queue", "decode"]
 
