@@ -15,6 +15,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PROTOCOL_VERSION = 1
+MAX_GRAMMAR_CHARS = 1 << 18
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -33,6 +34,16 @@ class Wire(BaseModel):
         return self.model_dump_json(exclude_none=True).encode()
 
 
+class Grammar(Wire):
+    """What every answer must follow; each worker compiles it for itself.
+
+    text: a JSON schema, a regular expression (Rust's, of the whole answer) or a Lark grammar (llguidance's).
+    """
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str = Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)
+
+
 class Sampling(Wire):
     """How tokens are drawn. Every field is already resolved: no field means "the server's default".
 
@@ -42,6 +53,7 @@ class Sampling(Wire):
     num_logprobs: None for none; 0 for the chosen token's only; k for the k best as well.
     num_prompt_logprobs: the same for the prompt's own tokens, told by whoever computes a prompt that nothing was
         generated for yet. Its KV is computed afresh then, not taken from a prefix cache.
+    grammar: end tokens come only where it may end; where it can only end, they come whatever else is set.
     """
 
     temperature: float = Field(default=1.0, ge=0, le=100, allow_inf_nan=False)
@@ -59,6 +71,7 @@ class Sampling(Wire):
     ignore_eos: bool = False
     num_logprobs: int | None = Field(default=None, ge=0, le=20)
     num_prompt_logprobs: int | None = Field(default=None, ge=0, le=20)
+    grammar: Grammar | None = None
 
 
 class Work(Wire):

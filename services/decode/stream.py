@@ -56,7 +56,9 @@ class DecodeStream:
         self._context.live.add(self)
         mode = Mode.RECEIVE if self.work.mode == "handoff" else Mode.LOCAL
         try:
-            self._request = EngineRequest(self._context.worker.engine, self.work, mode)
+            worker = self._context.worker
+            grammar = await worker.grammars.state_for(self.work)
+            self._request = EngineRequest(worker.engine, self.work, mode, grammar=grammar)
             admitted = await self._request.admitted()
         except ServingError as exc:
             self._ending = exc.code

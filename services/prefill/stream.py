@@ -56,9 +56,9 @@ class PrefillStream:
         try:
             if self._work.handoff is not None:
                 ticket_of(self._work.handoff, self._context.secret)
-            self._request = EngineRequest(
-                self._context.worker.engine, self._work, Mode.PREFILL, self._progress
-            )
+            worker = self._context.worker
+            grammar = await worker.grammars.state_for(self._work)
+            self._request = EngineRequest(worker.engine, self._work, Mode.PREFILL, self._progress, grammar)
             admitted = await self._request.admitted()
         except ServingError as exc:
             self._ending = exc.code

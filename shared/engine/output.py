@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from shared.engine.grammar import GrammarState
 from shared.engine.prompt_scores import score_prompt
 from shared.engine.sampler import sample
 from shared.engine.scheduler import Chunk, Scheduler, Step
@@ -35,12 +36,14 @@ class OutputStep:
                 continue
             self._scheduler.decoded(seq)
             try:
-                out = self._next_token(group, logits_BV[row], seq.choice, seq.outputs)
+                out = self._next_token(group, logits_BV[row], seq.choice, seq.outputs, seq.grammar)
             except ServingError as exc:
                 self._scheduler.fail(group, exc)
                 continue
             seq.outputs.append(out.token_id)
             seq.finish_reason = out.finish_reason
+            if seq.grammar is not None and out.finish_reason is None:
+                seq.grammar.advance([out.token_id])
             made.setdefault(id(group), (group, []))[1].append(out)
         row = len(step.decodes)
         num_first = 0
@@ -75,7 +78,8 @@ class OutputStep:
                 self._score(chunk, rows_TV)
             if not chunk.is_last:
                 return 0
-            tokens = [self._next_token(group, rows_TV[-1], c, group.earlier_outputs) for c in wanted]
+            earlier, grammar = group.earlier_outputs, group.grammar
+            tokens = [self._next_token(group, rows_TV[-1], c, earlier, grammar) for c in wanted]
         except ServingError as exc:
             self._scheduler.fail(group, exc)
             return 0
@@ -108,22 +112,34 @@ class OutputStep:
         if scores:
             group.deliver(PromptScores(scores))
 
-    def _next_token(self, group: Group, logits_V: Tensor, choice: int, outputs: Sequence[int]) -> TokenOut:
+    def _next_token(
+        self,
+        group: Group,
+        logits_V: Tensor,
+        choice: int,
+        outputs: Sequence[int],
+        grammar: GrammarState | None,
+    ) -> TokenOut:
         sampling = group.sampling
         ends = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             ends |= self._eos
-        is_early = len(outputs) < sampling.min_tokens
+        banned = ends if len(outputs) < sampling.min_tokens else set[int]()
+        allowed = None
+        if grammar is not None:
+            unwanted = banned | self._eos if sampling.ignore_eos else banned
+            allowed, banned = grammar.allowed(unwanted), set()
         token, logprobs = sample(
             logits_V,
             sampling,
             choice=choice,
             prompt=group.token_ids[: group.num_prompt_tokens],
             outputs=outputs,
-            banned=sorted(ends) if is_early else (),
+            banned=sorted(banned),
+            allowed=allowed,
         )
         reason: FinishReason | None = None
-        if token in ends:
+        if token in ends or (grammar is not None and grammar.is_end(token)):
             reason = "stop"
         elif len(outputs) + 1 >= sampling.max_tokens:
             reason = "length"

@@ -1,7 +1,7 @@
 """Logits to tokens. A token is a function of the request and its logits alone.
 
 The random draw is keyed by (seed, choice, position), so batch, worker, retry and topology cannot change it.
-Order: repetition, presence, frequency penalty, bias, min_tokens; log-probabilities are taken here; then
+Order: repetition, presence, frequency penalty, bias, min_tokens, grammar; log-probabilities are taken here; then
 temperature, top_k, top_p, min_p and the draw. Repetition counts prompt and output, the other two output only.
 """
 
@@ -13,7 +13,9 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.errors import EngineFault
@@ -45,16 +47,20 @@ def sample(
     prompt: Sequence[int],
     outputs: Sequence[int],
     banned: Sequence[int],
+    allowed: NDArray[np.bool_] | None = None,
 ) -> tuple[int, Logprobs | None]:
     """Draw the token at position len(prompt) + len(outputs).
 
     logits_V: (V,) float32; not changed. banned: end tokens that are not allowed yet (min_tokens).
+    allowed: (V,), False for every token that the grammar rules out; None without one.
     Raises EngineFault if the logits are not numbers, or rule out every token.
     """
     # A maximum is NaN or infinite if any logit is; most of the later steps would hide it.
     if not math.isfinite(float(logits_V.max())):
         raise EngineFault("the model produced logits that are not numbers")
     logits_V = _adjust(logits_V, sampling, prompt, outputs, banned)
+    if allowed is not None:
+        logits_V = logits_V.masked_fill(torch.from_numpy(~allowed).to(logits_V.device), -math.inf)
     if sampling.temperature <= GREEDY_BELOW or sampling.top_k == 1 or sampling.top_p == 0:
         token = int(torch.argmax(logits_V))
     else:

@@ -193,7 +193,9 @@ class Scheduler:
             for block in group.blocks:
                 self.pool.share(block)
             outputs = [*group.earlier_outputs, token]
-            group.sequences.append(Sequence(group, choice, list(group.blocks), outputs, len(group.token_ids)))
+            seq = Sequence(group, choice, list(group.blocks), outputs, len(group.token_ids))
+            seq.grammar = group.grammar.after(token) if group.grammar is not None else None
+            group.sequences.append(seq)
         group.state = State.RUNNING
         self._free_prompt(group)
 

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Protocol
 
 from shared.engine.blocks import Lease
+from shared.engine.grammar import GrammarState
 from shared.errors import ServingError
 from shared.wire import Finish, FinishReason, First, Logprobs, Sampling, TokenOut, Work
 
@@ -87,6 +88,7 @@ class Sequence:
     table: block ids; position p lies in table[p // block_size].
     num_computed: positions whose KV is in the pool; the newest token is sampled but not yet run.
     names: chained hashes of the full blocks after the prompt's own full blocks.
+    grammar: where it stands after `outputs`; None if it is free.
     """
 
     group: Group
@@ -95,6 +97,7 @@ class Sequence:
     outputs: list[int]
     num_computed: int
     names: list[bytes] = field(default_factory=list)
+    grammar: GrammarState | None = None
     finish_reason: FinishReason | None = None
 
     @property
@@ -117,6 +120,7 @@ class Group:
     deadline, and every time below: seconds on the engine's clock.
     deliver: called on the engine thread with each Event, in order; must not block.
     stopped: choices that nobody wants any more, known before they run.
+    grammar: where the next token of each choice stands, after what came in with the request.
     """
 
     work: Work
@@ -124,6 +128,7 @@ class Group:
     deadline: float
     deliver: abc.Callable[[Event], None]
     progress: PromptProgress | None = None
+    grammar: GrammarState | None = None
     state: State = State.WAITING
     cancelled: bool = False
     lease: Lease | None = None

@@ -14,6 +14,7 @@ import torch
 
 from shared.engine.blocks import BlockPool
 from shared.engine.engine import Engine
+from shared.engine.grammar import GrammarCompiler
 from shared.engine.kv_cache import CacheShape, KVCache, host_bytes
 from shared.engine.runner import Runner
 from shared.engine.scheduler import Limits
@@ -21,12 +22,14 @@ from shared.engine.staged_views import StagedSink, StagedSource
 from shared.kv.block_views import BlockViews
 from shared.kv.shape import KvDtype, KvShape
 from shared.kv.source import KvSink, KvSource
+from shared.models.error import ModelError
 from shared.models.facts import ModelFacts, read_facts
 from shared.models.fingerprint import fingerprint
 from shared.models.load import load_model
 from shared.models.prepare import ensure_checkpoint, model_name
 from shared.settings import BadSettings
 from shared.wire import Fingerprint, Role
+from shared.worker.grammars import Grammars
 from shared.worker.settings import WorkerSettings, parse_cpus
 
 log = structlog.get_logger()
@@ -60,6 +63,7 @@ class Worker:
     limits: Limits
     pool: BlockPool
     engine: Engine
+    grammars: Grammars
     kv_source: Callable[[Sequence[int]], KvSource]
     kv_sink: Callable[[Sequence[int]], KvSink]
 
@@ -115,6 +119,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         limits=limits,
         pool=pool,
         engine=Engine(pool, limits, Runner(model, cache), facts.eos_token_ids),
+        grammars=Grammars(_grammar_compiler(folder, facts)),
         kv_source=source,
         kv_sink=sink,
     )
@@ -132,6 +137,13 @@ def _kv_access(
         return BlockViews(pool, blocks, shape.block_size, shape.row_bytes)
 
     return in_place, in_place
+
+
+def _grammar_compiler(folder: Path, facts: ModelFacts) -> GrammarCompiler:
+    try:
+        return GrammarCompiler.load(folder, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids)
+    except (OSError, ValueError) as exc:
+        raise ModelError(f"{folder / 'tokenizer.json'}: {exc}") from exc
 
 
 def _claim_cores(settings: WorkerSettings) -> None:

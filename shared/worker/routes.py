@@ -42,6 +42,7 @@ def worker_app(
             async with inner(app):
                 yield
         finally:
+            worker.grammars.close()
             await asyncio.to_thread(worker.engine.close)
 
     app = FastAPI(title=f"handoff {worker.role} worker", lifespan=lifespan, docs_url=None, redoc_url=None)

@@ -8,6 +8,7 @@ import time
 from typing import TypeAlias
 
 from shared.engine.engine import Engine
+from shared.engine.grammar import GrammarState
 from shared.engine.sequence import Admitted, Event, Failed, Group, Mode, PromptProgress, PromptScores
 from shared.errors import InvariantBroken
 from shared.wire import Finish, First, TokenOut, Work
@@ -22,7 +23,12 @@ class EngineRequest:
     """
 
     def __init__(
-        self, engine: Engine, work: Work, mode: Mode, progress: PromptProgress | None = None
+        self,
+        engine: Engine,
+        work: Work,
+        mode: Mode,
+        progress: PromptProgress | None = None,
+        grammar: GrammarState | None = None,
     ) -> None:
         self._engine = engine
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -33,6 +39,7 @@ class EngineRequest:
             deadline=time.monotonic() + work.timeout_s,
             deliver=self._deliver,
             progress=progress,
+            grammar=grammar,
         )
         engine.submit(self.group)
 

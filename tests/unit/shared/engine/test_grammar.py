@@ -1,0 +1,273 @@
+"""Constrained answers: whatever the logits say, the text follows the grammar, and ends when it is complete."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from router.text.tokenizer import TextTokenizer
+from shared.engine.grammar import MAX_CACHED, GrammarCompiler
+from shared.engine.scheduler import Step
+from shared.errors import EngineFault, InvalidRequest
+from shared.grammar import problem
+from shared.wire import Grammar
+from tests.support.tiny_tokenizer import write_tiny_tokenizer
+from tests.unit.shared.engine.conftest import MakeEngine
+from tests.unit.shared.engine.helpers import Client, make_work, tokens_of
+
+SPARE_ROWS = 19
+POINT = {
+    "type": "object",
+    "properties": {"x": {"enum": [1, 22, 333]}, "tag": {"enum": ["é", "a b", ""]}, "on": {"type": "boolean"}},
+    "required": ["x", "tag", "on"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny tokenizer's files."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tiny_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> TextTokenizer:
+    """To turn tokens into text and back."""
+    return TextTokenizer.load(folder)
+
+
+@pytest.fixture(scope="module")
+def ends(tokenizer: TextTokenizer) -> tuple[int, int]:
+    """Both end tokens."""
+    return tokenizer.control_ids["<|im_end|>"], tokenizer.control_ids["<|endoftext|>"]
+
+
+@pytest.fixture
+def compiler(folder: Path, tokenizer: TextTokenizer, ends: tuple[int, int]) -> GrammarCompiler:
+    """With rows that no token has."""
+    size = tokenizer.vocab_size + SPARE_ROWS
+    return GrammarCompiler.load(folder, vocab_size=size, eos_token_ids=ends)
+
+
+class NoiseRunner:
+    """A model of random logits, another row for each position; it would like `favourite` best."""
+
+    def __init__(self, vocab_size: int, favourite: int | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._favourite = favourite
+
+    def run(self, step: Step) -> Tensor:
+        positions = [seq.num_computed + 1 for seq in step.decodes]
+        positions += [chunk.end for chunk in step.chunks if chunk.is_last]
+        return torch.stack([self._row(position) for position in positions])
+
+    def _row(self, position: int) -> Tensor:
+        row = torch.randn(self._vocab_size, generator=torch.Generator().manual_seed(position)) * 3
+        if self._favourite is not None:
+            row[self._favourite] = 100
+        return row
+
+
+def schema(content: dict[str, Any]) -> Grammar:
+    """A JSON schema as a grammar."""
+    return Grammar(kind="json_schema", text=json.dumps(content))
+
+
+def serve(
+    make_engine: MakeEngine,
+    compiler: GrammarCompiler,
+    grammar: Grammar | None,
+    *,
+    generated: list[int] | None = None,
+    favourite: int | None = None,
+    num_choices: int = 1,
+    **sampling: Any,
+) -> dict[int, list[int]]:
+    """Tokens of each choice from an engine over a noise model."""
+    size = compiler.vocab_size
+    engine = make_engine(
+        NoiseRunner(size, favourite), num_blocks=256, eos=compiler.eos_token_ids, vocab_size=size
+    )
+    prompt = [1, 2, 3]
+    work = make_work(
+        prompt + (generated or []),
+        num_prompt_tokens=len(prompt),
+        num_choices=num_choices,
+        **({"temperature": 1.0, "max_tokens": 200} | sampling),
+    )
+    client = Client(work)
+    client.group.grammar = compiler.start(grammar, generated or ()) if grammar is not None else None
+    engine.submit(client.group)
+    events = client.rest()
+    engine.release(client.group)
+    return tokens_of(events)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_under_a_schema_is_an_instance_of_it(
+    make_engine: MakeEngine, compiler: GrammarCompiler, tokenizer: TextTokenizer, seed: int
+) -> None:
+    """Every choice parses, validates, and ends with an end token as soon as it is complete."""
+    made = serve(make_engine, compiler, schema(POINT), num_choices=3, seed=seed)
+
+    for tokens in made.values():
+        assert tokens[-1] in compiler.eos_token_ids
+        jsonschema.validate(json.loads(tokenizer.decode(tokens[:-1])), POINT)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("pattern", [r"[a-f]{3,8}", r"(yes|no) \d\d", r"é+!"])
+def test_noise_under_a_regex_matches_it(
+    make_engine: MakeEngine,
+    compiler: GrammarCompiler,
+    tokenizer: TextTokenizer,
+    pattern: str,
+    temperature: float,
+) -> None:
+    """The whole answer, greedy and sampled."""
+    tokens = serve(
+        make_engine, compiler, Grammar(kind="regex", text=pattern), temperature=temperature, max_tokens=400
+    )[0]
+
+    text = tokenizer.decode(tokens)
+    assert re.fullmatch(pattern, text) or len(tokens) == 400
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"ignore_eos": True},
+        {"min_tokens": 150},
+        {"ignore_eos": True, "min_tokens": 150},
+        {"logit_bias": {5: 100.0}},
+    ],
+)
+def test_a_finished_grammar_ends_whatever_else_is_set(
+    make_engine: MakeEngine, compiler: GrammarCompiler, tokenizer: TextTokenizer, sampling: dict[str, Any]
+) -> None:
+    """Neither ignore_eos nor min_tokens nor a bias leads out of the grammar."""
+    grammar = Grammar(kind="regex", text="[ab]{4}")
+
+    tokens = serve(make_engine, compiler, grammar, **sampling)[0]
+
+    assert re.fullmatch("[ab]{4}", tokenizer.decode(tokens[:-1]))
+    assert tokens[-1] in compiler.eos_token_ids
+
+
+@pytest.mark.parametrize("sampling", [{"ignore_eos": True}, {"min_tokens": 30}])
+def test_an_unwanted_end_is_put_off_while_the_grammar_can_go_on(
+    make_engine: MakeEngine, compiler: GrammarCompiler, ends: tuple[int, int], sampling: dict[str, Any]
+) -> None:
+    """ignore_eos and min_tokens hold as long as there is anything else to say."""
+    grammar = Grammar(kind="regex", text="[ab]*")
+
+    tokens = serve(make_engine, compiler, grammar, favourite=ends[0], max_tokens=40, **sampling)[0]
+
+    assert (40 if "ignore_eos" in sampling else 31) == len(tokens)
+
+
+def test_a_resumed_choice_goes_on_with_the_same_tokens(
+    make_engine: MakeEngine, compiler: GrammarCompiler
+) -> None:
+    """From any point: the state is a function of the tokens so far."""
+    whole = serve(make_engine, compiler, schema(POINT), seed=5)[0]
+
+    for cut in range(1, len(whole)):
+        resumed = serve(make_engine, compiler, schema(POINT), seed=5, generated=whole[:cut])[0]
+        assert whole == whole[:cut] + resumed
+
+
+def test_rows_without_text_and_special_tokens_are_never_allowed(
+    compiler: GrammarCompiler, tokenizer: TextTokenizer, ends: tuple[int, int]
+) -> None:
+    """Even where any text is allowed; end tokens are, where the grammar may end."""
+    allowed = compiler.start(Grammar(kind="regex", text=r"(.|\n)*")).allowed()
+
+    assert compiler.vocab_size == len(allowed)
+    assert not allowed[tokenizer.vocab_size :].any()
+    assert not allowed[tokenizer.control_ids["<|im_start|>"]]
+    assert allowed[list(ends)].all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", "{"),
+        ("json_schema", "[]"),
+        ("json_schema", '{"type": "wat"}'),
+        ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 1}'),
+        ("json_schema", '{"$ref": "http://example.com/x.json"}'),
+        ("regex", "(a"),
+        ("regex", "(?=a)b"),
+        ("lark", "start: foo"),
+        ("lark", "not a grammar"),
+    ],
+)
+def test_a_bad_grammar_is_refused_in_one_line(compiler: GrammarCompiler, kind: Any, text: str) -> None:
+    """By the check without a tokenizer, and again by a worker that is called directly."""
+    grammar = Grammar(kind=kind, text=text)
+
+    reason = problem(grammar)
+
+    assert reason
+    assert "\n" not in reason
+    with pytest.raises(InvalidRequest):
+        compiler.start(grammar)
+
+
+def test_a_grammar_that_would_take_too_much_is_refused(compiler: GrammarCompiler) -> None:
+    """The work of compiling is bounded."""
+    with pytest.raises(InvalidRequest):
+        compiler.start(Grammar(kind="regex", text="(" * 500 + "a" + "){1,9}" * 500))
+
+
+def test_tokens_that_break_the_grammar_are_a_fault(
+    compiler: GrammarCompiler, tokenizer: TextTokenizer
+) -> None:
+    """A first token of another grammar never leads to an answer."""
+    state = compiler.start(Grammar(kind="regex", text="[ab]+")).after(tokenizer.encode("z")[0])
+
+    with pytest.raises(EngineFault):
+        state.allowed()
+    with pytest.raises(InvalidRequest):
+        compiler.start(Grammar(kind="regex", text="[ab]+"), tokenizer.encode("z"))
+
+
+def test_states_of_one_grammar_are_independent(compiler: GrammarCompiler, tokenizer: TextTokenizer) -> None:
+    """Also when the compiled grammar comes from the cache, and after it was evicted."""
+    grammar = Grammar(kind="regex", text="ab|cd")
+    fresh = compiler.start(grammar).allowed().copy()
+    compiler.start(grammar).advance(tokenizer.encode("a"))
+    for number in range(MAX_CACHED + 1):
+        assert np.array_equal(fresh, compiler.start(grammar).allowed()) or number == 0
+        compiler.start(Grammar(kind="regex", text=f"x{number}"))
+    assert np.array_equal(fresh, compiler.start(grammar).allowed())
+
+
+def test_a_neighbour_in_the_batch_is_not_touched(make_engine: MakeEngine, compiler: GrammarCompiler) -> None:
+    """A free request gets the same tokens beside a constrained one as alone."""
+    size = compiler.vocab_size
+    alone = serve(make_engine, compiler, None, seed=9, max_tokens=30)[0]
+    engine = make_engine(NoiseRunner(size), num_blocks=256, eos=compiler.eos_token_ids, vocab_size=size)
+    bound = Client(make_work([1, 2, 3], temperature=1.0, max_tokens=60, seed=1))
+    bound.group.grammar = compiler.start(Grammar(kind="regex", text="a{60}"))
+    free = Client(make_work([1, 2, 3], temperature=1.0, max_tokens=30, seed=9))
+
+    for client in (bound, free):
+        engine.submit(client.group)
+    together = tokens_of(free.rest())[0]
+    bound.rest()
+    for client in (bound, free):
+        engine.release(client.group)
+
+    assert alone == together
