@@ -65,7 +65,8 @@ class Answering:
         except Exception as exc:
             self._ending = _ending_of(exc)
             raise
-        body = self._answer.whole(pieces, self._generation.usage())
+        shown = [pieces[index] for index in self._generation.shown()]
+        body = self._answer.whole(shown, self._generation.usage())
         report = self._generation.report()
         self._ending = "ok"
         return Response(

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from router.legs import AnyLeg, LegFailed
+from router.opening import Opening
 from router.report import Report, Way
 from router.workers.state import Worker
 from shared.errors import BackendError, DeadlineExceeded, ServingError
-from shared.wire import DecodeRequest, First, Handoff, PrefillRequest, Sampling, TokenOut
+from shared.wire import DecodeRequest, Handoff, Logprobs, PrefillRequest, Sampling, TokenOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Course:
         self.last_error: ServingError | None = None
         self.placed_at: float | None = None
         self.holders: dict[int, tuple[Worker, str]] = {}
+        self.prompt_logprobs: list[Logprobs] = []
         self._max_tries = max_tries
         self._emit = emit
         self._done = done
@@ -124,20 +126,28 @@ class Course:
         way.stages.retry = now - self.placed_at
         return now
 
-    def first(self, leg: AnyLeg, group: range, first: First, way: Way) -> None:
+    def first(self, leg: AnyLeg, group: range, opening: Opening, way: Way) -> None:
         """The first tokens of a group are there: give them out, with all that is known by now.
 
         A resumed group's "first" is only its next token: the job's cached count stays that of the real one.
         """
-        if sorted(token.choice for token in first.tokens) != list(group):
+        first, sampling = opening.first, self.job.sampling
+        wanted = list(group) if sampling.max_tokens else []
+        if sorted(token.choice for token in first.tokens) != wanted:
             raise LegFailed(leg, BackendError("a worker did not sample one first token for each choice"))
         if not self.begun:
+            if sampling.num_prompt_logprobs is not None:
+                if len(opening.prompt_logprobs) != len(self.job.token_ids) - 1:
+                    raise LegFailed(leg, BackendError("a worker did not score the whole prompt"))
+                self.prompt_logprobs = opening.prompt_logprobs
             self.report.cached_tokens = min(first.cached_tokens, len(self.job.token_ids))
         way.stages.queue = first.queue_s
         way.stages.prefill = first.prefill_s
         way.left(perf_counter())
         self.report.way = way
         self.tokens(leg, group, first.tokens)
+        if not wanted:
+            self._finished = [True] * self.job.num_choices
 
     def tokens(self, leg: AnyLeg, group: range, tokens: list[TokenOut]) -> None:
         """Take over sampled tokens; those of a choice that was ended meanwhile are dropped."""

@@ -15,6 +15,7 @@ from router.openai.responses import Usage
 from router.relay import Dispatcher, Relay
 from router.report import Report, combined
 from router.text.choice import ChoiceText, Piece
+from router.text.echo import Echo
 from router.text.tokenizer import TextTokenizer
 from shared.wire import TokenOut
 
@@ -40,8 +41,12 @@ class Generation:
         self._dispatcher = dispatcher
         self._started = started
         self._num_choices = plan.num_choices
+        self._num_shown = plan.num_shown
+        self._echoes = [Echo(tokenizer, p.token_ids) for p in plan.prompts] if plan.echo else []
         self._texts: list[ChoiceText] = [
-            plan.choice_text(tokenizer, i) for i in range(len(plan.prompts)) for _ in range(plan.num_choices)
+            plan.choice_text(tokenizer, i, offset=len(self._echoes[i].text) if plan.echo else 0)
+            for i in range(len(plan.prompts))
+            for _ in range(plan.num_choices)
         ]
         self._jobs = [
             Job(
@@ -63,6 +68,16 @@ class Generation:
     def num_choices(self) -> int:
         """Over all prompts."""
         return len(self._texts)
+
+    def shown(self) -> list[int]:
+        """The choices that the client gets, in order: of each prompt the best by their mean logprob."""
+        chosen: list[int] = []
+        for start in range(0, self.num_choices, self._num_choices):
+            samples = list(range(start, start + self._num_choices))
+            if self._num_shown < self._num_choices:
+                samples.sort(key=lambda index: -self._texts[index].mean_logprob)
+            chosen += samples[: self._num_shown]
+        return chosen
 
     def usage(self) -> Usage:
         """Tokens so far: prompts once each, whatever n is."""
@@ -111,9 +126,12 @@ class Generation:
         texts = self._texts[offset : offset + self._num_choices]
         async with self._dispatcher.relay(self._jobs[index]) as relay:
             self._relays[index] = relay
+            is_echoed = not self._echoes
             async for tokens in relay:
                 stopped_before = sum(text.stopped_early for text in texts)
-                self._batches.put_nowait(self._push(offset, tokens))
+                batch = [] if is_echoed else self._echo(index, relay)
+                is_echoed = True
+                self._batches.put_nowait(batch + self._push(offset, tokens))
                 if sum(text.stopped_early for text in texts) == stopped_before:
                     continue
                 if all(text.finished for text in texts):
@@ -122,6 +140,17 @@ class Generation:
                     if text.stopped_early:
                         relay.stop(choice)
             self._ended.append(relay.report)
+            if not self._jobs[index].sampling.max_tokens:
+                endings = [(offset + choice, text.abandon("length")) for choice, text in enumerate(texts)]
+                self._batches.put_nowait([] if is_echoed else self._echo(index, relay))
+                self._batches.put_nowait(endings)
+
+    def _echo(self, index: int, relay: Relay) -> Batch:
+        """The prompt, before every choice of it."""
+        is_scored = self._jobs[index].sampling.num_prompt_logprobs is not None
+        pieces = self._echoes[index].pieces(relay.prompt_logprobs if is_scored else None)
+        offset = index * self._num_choices
+        return [(offset + choice, piece) for choice in range(self._num_choices) for piece in pieces]
 
     def _push(self, offset: int, tokens: list[TokenOut]) -> Batch:
         batch: Batch = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -10,12 +11,13 @@ from typing import TypeVar
 
 from router.course import Course
 from router.fleet import Fleet
-from router.legs import Arrival, Inbox, Leg, LegFailed
+from router.legs import Inbox, Leg, LegFailed
+from router.opening import Opening, take_opening
 from router.report import Way
 from router.workers.state import Worker
 from router.workers.stream import EventStream
 from shared.errors import BackendError, Overloaded
-from shared.wire import DecodeEvent, First, PrefillEvent
+from shared.wire import DecodeEvent, PrefillEvent
 
 E = TypeVar("E", bound=DecodeEvent | PrefillEvent)
 
@@ -39,9 +41,9 @@ class SoloTry:
         async def open_stream(worker: Worker) -> EventStream[PrefillEvent]:
             return await fleet.client.prefill(worker, course.prefill_request(self._group, self._id, None))
 
-        async with self._answered(fleet.registry.prefill, open_stream) as (leg, first):
+        async with self._answered(fleet.registry.prefill, open_stream) as (leg, opening):
             way.prefill_worker = leg.worker.name
-            course.first(leg, self._group, first, way)
+            course.first(leg, self._group, opening, way)
             if course.unfinished(self._group):
                 raise LegFailed(leg, BackendError(f"{leg.worker.name} did not end what it had to end"))
             course.ended(way)
@@ -55,10 +57,10 @@ class SoloTry:
         async def open_stream(worker: Worker) -> EventStream[DecodeEvent]:
             return await fleet.client.decode(worker, course.decode_request(self._group, self._id, local=True))
 
-        async with self._answered(fleet.registry.decode, open_stream) as (leg, first):
+        async with self._answered(fleet.registry.decode, open_stream) as (leg, opening):
             way.decode_worker = leg.worker.name
             course.holders.update(dict.fromkeys(self._group, (leg.worker, self._id)))
-            course.first(leg, self._group, first, way)
+            course.first(leg, self._group, opening, way)
             way.injected()
             while True:
                 event = (await self._inbox.take(fleet.settings.decode_timeout_s, leg)).event
@@ -82,7 +84,7 @@ class SoloTry:
         self,
         candidates: Callable[[], Sequence[Worker]],
         open_stream: Callable[[Worker], Awaitable[EventStream[E]]],
-    ) -> AsyncIterator[tuple[Leg[E], First]]:
+    ) -> AsyncIterator[tuple[Leg[E], Opening]]:
         """A leg that has brought the first tokens. Workers without room are asked once each."""
         fleet, course = self._fleet, self._course
         refused: dict[str, Overloaded] = {}
@@ -102,17 +104,11 @@ class SoloTry:
             )
             async with leg:
                 try:
-                    arrival = await self._inbox.take(fleet.settings.prefill_timeout_s, leg)
+                    opening = await take_opening(self._inbox, leg, fleet.settings.prefill_timeout_s, deque())
                 except LegFailed as exc:
                     if not isinstance(exc.error, Overloaded):
                         raise
                     refused[worker.url] = exc.error
                     continue
-                yield leg, _first(arrival)
+                yield leg, opening
                 return
-
-
-def _first(arrival: Arrival) -> First:
-    if arrival.event is None or arrival.event.first is None:
-        raise LegFailed(arrival.leg, BackendError(f"{arrival.leg.worker.name} answered out of turn"))
-    return arrival.event.first

@@ -18,10 +18,11 @@ from time import perf_counter
 from router.course import Course, Tries
 from router.fleet import Fleet
 from router.legs import Arrival, Inbox, Leg, LegFailed
+from router.opening import Opening, take_opening
 from router.report import Way
 from router.workers.state import Worker
 from shared.errors import BackendError, EngineFault, Overloaded
-from shared.wire import DecodeEvent, Finish, First, Handoff, PrefillEvent, Sent
+from shared.wire import DecodeEvent, Finish, Handoff, PrefillEvent, Sent
 
 SENT_WAIT_S = 1.0
 """How long the prefill worker's account of the transfer may come after decode's end."""
@@ -45,9 +46,9 @@ class SplitTry:
         course, way = self._course, self._way
         async with (
             self._reserved() as (worker, decode, handoff),
-            self._prefilled(worker, decode, handoff) as (prefill, first),
+            self._prefilled(worker, decode, handoff) as (prefill, opening),
         ):
-            course.first(prefill, self._group, first, way)
+            course.first(prefill, self._group, opening, way)
             if course.unfinished(self._group):
                 await self._follow(prefill, decode)
                 course.ended(way)
@@ -99,7 +100,7 @@ class SplitTry:
     @asynccontextmanager
     async def _prefilled(
         self, worker: Worker, decode: Leg[DecodeEvent], handoff: Handoff
-    ) -> AsyncIterator[tuple[Leg[PrefillEvent], First]]:
+    ) -> AsyncIterator[tuple[Leg[PrefillEvent], Opening]]:
         """A prefill leg that has brought the first tokens; a lost or full one is replaced."""
         fleet, course = self._fleet, self._course
         refused: dict[str, Overloaded] = {}
@@ -113,7 +114,9 @@ class SplitTry:
                 inbox=self._inbox,
             ) as leg:
                 try:
-                    first = await self._first(leg)
+                    opening = await take_opening(
+                        self._inbox, leg, fleet.settings.prefill_timeout_s, self._early
+                    )
                 except LegFailed as exc:
                     if exc.leg is not leg or self._early:
                         raise
@@ -126,7 +129,7 @@ class SplitTry:
                         course.avoid.add(worker.url)
                 else:
                     self._way.prefill_worker = worker.name
-                    yield leg, first
+                    yield leg, opening
                     return
             worker = await fleet.place(
                 lambda exclude: fleet.policy.one(
@@ -137,16 +140,6 @@ class SplitTry:
             )
             self._way.stages.retry += perf_counter() - started_at
             self._way.entered()
-
-    async def _first(self, leg: Leg[PrefillEvent]) -> First:
-        """Wait for prefill's first tokens. Decode can overtake them, on its own connection; its events are kept."""
-        arrival = await self._inbox.take(self._fleet.settings.prefill_timeout_s, leg)
-        while arrival.leg is not leg:
-            self._early.append(arrival)
-            arrival = await self._inbox.take(self._fleet.settings.prefill_timeout_s, leg)
-        if not isinstance(arrival.event, PrefillEvent) or arrival.event.first is None:
-            raise LegFailed(arrival.leg, BackendError(f"{arrival.leg.worker.name} answered out of turn"))
-        return arrival.event.first
 
     async def _prefill_done(self, leg: Leg[PrefillEvent]) -> None:
         """Everything wanted is there: let the prefill stream end by itself, so that its connection is kept."""

@@ -1,8 +1,10 @@
 """Token entries of a choice to the two logprob shapes of the API. Every number is finite, so it is JSON.
 
 Completions: four lists of one length; `tokens` are what each token added to the text, so that they join to it
-(of a token that a stop string cut, the part that is left), and `text_offset` is where. Chat: one object per
-token with its own exact bytes; tokens that are no text (an end token that was ignored) have none.
+(of a token that a stop string cut, the part that is left), and `text_offset` is where. There is an entry for
+every token that usage counts; the first token of an echoed prompt has null for its logprob. Chat: one object per
+token with its own exact bytes, none for an end token; tokens that are no text (an end token that was ignored)
+have no bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: TextTokenizer)
     """tokens, token_logprobs, top_logprobs, text_offset."""
     return {
         "tokens": [entry.text for entry in entries],
-        "token_logprobs": [finite(entry.logprob) for entry in entries],
+        "token_logprobs": [None if entry.logprob is None else finite(entry.logprob) for entry in entries],
         "top_logprobs": [_best(entry, tokenizer) for entry in entries],
         "text_offset": [entry.offset for entry in entries],
     }
@@ -36,7 +38,7 @@ def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: TextTokenizer) -> di
     """content: token, bytes, logprob and top_logprobs of each."""
     return {
         "content": [
-            _token(entry.token_id, entry.logprob, tokenizer)
+            _token(entry.token_id, entry.logprob or 0.0, tokenizer)
             | {"top_logprobs": [_token(token_id, logprob, tokenizer) for token_id, logprob in entry.top]}
             for entry in entries
         ],
@@ -44,8 +46,10 @@ def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: TextTokenizer) -> di
     }
 
 
-def _best(entry: TokenEntry, tokenizer: TextTokenizer) -> dict[str, float]:
+def _best(entry: TokenEntry, tokenizer: TextTokenizer) -> dict[str, float] | None:
     """The best tokens by their text, and the chosen one. Of tokens that look alike the best one counts."""
+    if entry.logprob is None:
+        return None
     best: dict[str, float] = {}
     for token_id, logprob in [*entry.top, (entry.token_id, entry.logprob)]:
         best.setdefault(tokenizer.text_of(token_id), finite(logprob))

@@ -109,7 +109,9 @@ class _Request(BaseModel):
     stop: Annotated[list[str], BeforeValidator(_stop)] = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
     return_token_ids: bool = False
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     unknown: tuple[str, ...] = Field(default=(), exclude=True)
@@ -137,7 +139,10 @@ class CompletionRequest(_Request):
     prompt: Annotated[list[Prompt], PlainValidator(_prompts)] = Field(
         default_factory=list, validate_default=True
     )
-    best_of: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=0)
+    best_of: Annotated[int, BeforeValidator(_within_choices)] | None = Field(default=None, ge=1)
+    echo: bool = False
+    suffix: str = ""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
     @property
@@ -148,7 +153,12 @@ class CompletionRequest(_Request):
     @property
     def text_chars(self) -> int:
         """Of the text prompts together; token ids cost nothing."""
-        return sum(len(prompt) for prompt in self.prompt if isinstance(prompt, str))
+        return len(self.suffix) + sum(len(prompt) for prompt in self.prompt if isinstance(prompt, str))
+
+    @property
+    def num_samples(self) -> int:
+        """Answers to draw for each prompt; the n best of them are shown."""
+        return self.best_of or self.n
 
 
 class ChatRequest(_Request):
@@ -180,10 +190,14 @@ R = TypeVar("R", bound=_Request)
 def parse_completion(body: bytes, limits: Limits) -> CompletionRequest:
     """Raises InvalidRequest, which names the field at fault."""
     request = _parse(CompletionRequest, body, COMPLETION_FIELDS, limits)
-    if request.best_of is not None and request.best_of != request.n:
-        _refuse("best_of", "is only supported equal to n")
-    if len(request.prompt) * request.n > limits.max_total_choices:
+    if request.best_of is not None and request.best_of < request.n:
+        _refuse("best_of", "must not be smaller than n")
+    if request.num_samples > request.n and request.stream:
+        _refuse("best_of", "larger than n cannot be streamed, since the best are only known at the end")
+    if len(request.prompt) * request.num_samples > limits.max_total_choices:
         _refuse("n", f"times the number of prompts must be at most {limits.max_total_choices}")
+    if request.suffix and request.echo:
+        _refuse("suffix", "and echo exclude each other")
     return request
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from router.openai.infill import fill_in_the_middle
 from router.openai.requests import ChatRequest, CompletionRequest
 from router.text.choice import ChoiceText, split_stops
 from router.text.conversation import ConversationEncoder
@@ -41,24 +42,38 @@ class Plan:
     """What a request asks for, ready to be sent to workers and to be turned back into text.
 
     num_choices: per prompt; the client sees sample j of prompt i as index i * num_choices + j.
+    num_shown: per prompt; fewer than num_choices only with best_of, and then the best.
+    every_entry: logprobs of every counted token are wanted, also of those without text.
     """
 
     prompts: tuple[PlannedPrompt, ...]
     num_choices: int
+    num_shown: int
     stops: StopSet
     include_usage: bool
     continuous_usage: bool
     logprobs: bool
     token_ids: bool
+    echo: bool = False
+    every_entry: bool = False
+    include_stop: bool = False
 
     def prompt_ids(self) -> list[list[int]]:
         """The prompt of every choice, by the index that the client sees."""
-        return [planned.token_ids for planned in self.prompts for _ in range(self.num_choices)]
+        return [planned.token_ids for planned in self.prompts for _ in range(self.num_shown)]
 
-    def choice_text(self, tokenizer: TextTokenizer, prompt: int) -> ChoiceText:
-        """The text pipeline of one sample of prompt number `prompt`."""
+    def choice_text(self, tokenizer: TextTokenizer, prompt: int, *, offset: int = 0) -> ChoiceText:
+        """The text pipeline of one sample of prompt number `prompt`; `offset` characters stand before it."""
         planned = self.prompts[prompt]
-        return ChoiceText(tokenizer, planned.token_ids, self.stops, min_tokens=planned.sampling.min_tokens)
+        return ChoiceText(
+            tokenizer,
+            planned.token_ids,
+            self.stops,
+            min_tokens=planned.sampling.min_tokens,
+            include_stop=self.include_stop,
+            every_entry=self.every_entry,
+            offset=offset,
+        )
 
 
 class Resolver:
@@ -83,6 +98,8 @@ class Resolver:
         texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
         encoded = iter(self._tokenizer.encode_batch(texts, add_bos=True))
         prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in request.prompt]
+        if request.suffix:
+            prompts = [fill_in_the_middle(self._tokenizer, prompt, request.suffix) for prompt in prompts]
         default = self._default_max_tokens or COMPLETION_MAX_TOKENS
         return self._plan(request, prompts, default, facts, max_model_len, draw_seed)
 
@@ -123,8 +140,10 @@ class Resolver:
             if not token_ids:
                 raise InvalidRequest(f"{param} has no tokens", param=param)
             _check_ids(token_ids, facts.vocab_size, param)
-            room = _room(len(token_ids), request.asked_tokens, max_model_len, param)
-            max_tokens = min(request.asked_tokens or default_max_tokens or room, room)
+            asked = request.asked_tokens
+            token_ids = _truncated(token_ids, request.truncate_prompt_tokens, asked, max_model_len)
+            room = _room(len(token_ids), asked, max_model_len, param)
+            max_tokens = min(asked if asked is not None else default_max_tokens or room, room)
             seed = draw_seed() if request.seed is None else request.seed % 2**64
             changes = {
                 "max_tokens": max_tokens,
@@ -135,12 +154,16 @@ class Resolver:
         options = request.stream_options
         return Plan(
             prompts=tuple(planned),
-            num_choices=request.n,
+            num_choices=request.num_samples if isinstance(request, CompletionRequest) else request.n,
+            num_shown=request.n,
             stops=stops,
             include_usage=bool(options and options.include_usage),
             continuous_usage=bool(options and options.continuous_usage_stats),
             logprobs=request.num_logprobs is not None,
             token_ids=bool(request.return_token_ids),
+            echo=isinstance(request, CompletionRequest) and request.echo,
+            every_entry=isinstance(request, CompletionRequest),
+            include_stop=request.include_stop_str_in_output,
         )
 
 
@@ -149,6 +172,13 @@ def _sampling(
 ) -> Sampling:
     """Everything but what differs from prompt to prompt."""
     defaults = facts.sampling
+    num_logprobs = request.num_logprobs
+    num_prompt_logprobs = None
+    if isinstance(request, CompletionRequest):
+        if request.echo:
+            num_prompt_logprobs = num_logprobs
+        if request.num_samples > request.n and num_logprobs is None:
+            num_logprobs = 0  # the best are found by them
     return Sampling(
         temperature=defaults.temperature if request.temperature is None else request.temperature,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
@@ -163,7 +193,8 @@ def _sampling(
         max_tokens=1,
         stop_token_ids=stop_token_ids,
         ignore_eos=request.ignore_eos,
-        num_logprobs=request.num_logprobs,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
 
 
@@ -171,7 +202,7 @@ def _room(num_prompt: int, asked: int | None, max_model_len: int, param: str) ->
     """Tokens that the answer may have; a wish that does not fit is refused, not cut."""
     limit = f"This model's maximum context length is {max_model_len} tokens."
     room = max_model_len - num_prompt
-    if room < 1:
+    if room < (0 if asked == 0 else 1):
         raise PromptTooLong(
             f"{limit} However, your {param} resulted in {num_prompt} tokens, which leaves no room for an answer. "
             f"Please reduce the length of the {param}.",
@@ -184,6 +215,13 @@ def _room(num_prompt: int, asked: int | None, max_model_len: int, param: str) ->
             param=param,
         )
     return room
+
+
+def _truncated(token_ids: list[int], keep: int | None, asked: int | None, max_model_len: int) -> list[int]:
+    """The last `keep` tokens; -1: as many as leave room for the answer."""
+    if keep == -1:
+        keep = max_model_len - (1 if asked is None else asked)
+    return token_ids if keep is None or len(token_ids) <= keep else token_ids[len(token_ids) - max(keep, 1) :]
 
 
 def _check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:

@@ -20,13 +20,13 @@ from shared.wire import FinishReason, TokenId, TokenOut
 class TokenEntry:
     """One token's logprobs. text: what it added to the answer, "" while it only began a character.
 
-    offset: where that text begins in the answer, in characters.
+    offset: where that text begins in the answer, in characters. logprob: None for a prompt's first token.
     """
 
     token_id: int
     text: str
     offset: int
-    logprob: float
+    logprob: float | None
     top: Sequence[tuple[TokenId, float]]
 
     @property
@@ -56,6 +56,7 @@ class ChoiceText:
 
     A token's entry leaves together with the end of its text. The end token has neither text nor entry, but is
     counted. Of the tokens that a stop string reaches into, the part before the stop stays; the rest is dropped.
+    With `every_entry` there is an entry for every counted token, though some have no text.
     """
 
     def __init__(
@@ -66,18 +67,30 @@ class ChoiceText:
         *,
         min_tokens: int = 0,
         include_stop: bool = False,
+        every_entry: bool = False,
+        offset: int = 0,
     ) -> None:
-        """min_tokens: text of so many first tokens cannot be part of a stop."""
+        """min_tokens: text of so many first tokens cannot be part of a stop.
+
+        include_stop: a stop string is part of the text. offset: characters of the answer before this text.
+        """
         self._detokeniser = IncrementalDetokeniser(tokenizer, prompt_ids)
         self._matcher = StopMatcher(stops, include=include_stop)
         self._min_tokens = min_tokens
+        self._every_entry = every_entry
         self._waiting: deque[TokenEntry] = deque()
-        self._decoded = 0  # characters
-        self._emitted = 0  # characters
+        self._decoded = offset  # characters
+        self._emitted = offset  # characters
+        self._sum_logprobs = 0.0
         self._untold_ids: list[TokenId] = []
         self.completion_tokens = 0
         self.finished = False
         self.stopped_early = False
+
+    @property
+    def mean_logprob(self) -> float:
+        """Over the counted tokens, if their logprobs came along."""
+        return self._sum_logprobs / max(self.completion_tokens, 1)
 
     def push(self, token: TokenOut) -> Piece:
         """Take the next token. After the end nothing more comes out: tokens on their way are dropped."""
@@ -85,14 +98,16 @@ class ChoiceText:
             return _NOTHING
         self.completion_tokens += 1
         self._untold_ids.append(token.token_id)
-        if token.finish_reason == "stop":
-            return self._end("stop")
-        text = self._detokeniser.push(token.token_id)
+        is_end = token.finish_reason == "stop"
+        text = "" if is_end else self._detokeniser.push(token.token_id)
         if token.logprobs is not None:
-            logprobs = token.logprobs
-            self._waiting.append(
-                TokenEntry(token.token_id, text, self._decoded, logprobs.token, logprobs.top)
-            )
+            self._sum_logprobs += token.logprobs.token
+            if not is_end or self._every_entry:
+                self._waiting.append(
+                    TokenEntry(token.token_id, text, self._decoded, token.logprobs.token, token.logprobs.top)
+                )
+        if is_end:
+            return self._end("stop")
         self._decoded += len(text)
         settled = self._matcher.push(text) if self.completion_tokens > self._min_tokens else text
         if self._matcher.matched is not None:
@@ -121,7 +136,11 @@ class ChoiceText:
         self._waiting.clear()
         if self._matcher.matched is not None:
             cut = self._emitted
-            entries = [replace(e, text=e.text[: cut - e.offset]) for e in entries if e.offset < cut]
+            entries = [
+                replace(e, text=e.text[: max(cut - e.offset, 0)], offset=min(e.offset, cut))
+                for e in entries
+                if e.offset < cut or self._every_entry
+            ]
         return Piece(text, tuple(entries), reason, self._take_ids())
 
     def _take_ids(self) -> tuple[TokenId, ...]:

@@ -123,9 +123,12 @@ def test_fields_of_load_tools_and_agents_are_accepted() -> None:
         ("logprobs", True),
         ("logprobs", -1),
         ("logprobs", 21),
-        ("best_of", 3),
-        ("suffix", "x"),
-        ("echo", True),
+        ("best_of", 0),
+        ("best_of", 5),
+        ("suffix", 3),
+        ("echo", "yes"),
+        ("max_tokens", -1),
+        ("truncate_prompt_tokens", -2),
         ("prompt_logprobs", 1),
     ],
 )
@@ -154,7 +157,6 @@ def test_wrong_completion_fields_are_named(field: str, value: Any) -> None:
         ("n", 5),
         ("n", "2"),
         ("n", True),
-        ("max_tokens", 0),
         ("max_tokens", -1),
         ("max_tokens", 1.5),
         ("max_completion_tokens", "10"),
@@ -180,10 +182,9 @@ def test_wrong_completion_fields_are_named(field: str, value: Any) -> None:
         ("model", 5),
         ("guided_json", {"type": "object"}),
         ("guided_regex", "a+"),
-        ("include_stop_str_in_output", True),
+        ("include_stop_str_in_output", 1),
         ("skip_special_tokens", False),
         ("use_beam_search", True),
-        ("priority", True),
     ],
 )
 def test_wrong_shared_fields_are_named(field: str, value: Any) -> None:
@@ -197,6 +198,10 @@ def test_wrong_shared_fields_are_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "body"),
     [
+        ("max_tokens", {"max_tokens": 0}),
+        ("echo", {"echo": True}),
+        ("suffix", {"suffix": "x"}),
+        ("best_of", {"best_of": 3}),
         ("top_logprobs", {"top_logprobs": 3}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("logprobs", {"logprobs": 1}),
@@ -315,3 +320,25 @@ def test_any_json_is_a_request_or_a_client_error(body: dict[str, Any]) -> None:
     for parse in (completion, chat):
         with suppress(InvalidRequest):
             parse(**body)
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("best_of", {"n": 2, "best_of": 1}),
+        ("best_of", {"best_of": 3, "stream": True}),
+        ("n", {"prompt": ["a"] * 3, "best_of": 4}),
+        ("suffix", {"suffix": "x", "echo": True}),
+    ],
+)
+def test_completion_fields_that_exclude_each_other(field: str, body: dict[str, Any]) -> None:
+    """What can never be answered is a 400 at once."""
+    with pytest.raises(InvalidRequest) as caught:
+        completion(**body)
+    assert field == caught.value.param
+
+
+def test_best_of_equal_to_n_is_what_old_clients_send() -> None:
+    """It asks for nothing, streamed or not."""
+    assert 2 == completion(n=2, best_of=2, stream=True).num_samples
+    assert 3 == completion(best_of=3).num_samples

@@ -225,3 +225,43 @@ def test_stream_options_arrive(requests: Requests) -> None:
 
     assert (True, True) == (on.include_usage, on.continuous_usage)
     assert (False, False, False) == (off.include_usage, off.continuous_usage, off.logprobs)
+
+
+def test_prompt_logprobs_are_asked_for_by_echo_with_logprobs(requests: Requests) -> None:
+    """Neither of the two alone makes a worker score the prompt."""
+    scored = [
+        requests.completion(**body).prompts[0].sampling.num_prompt_logprobs
+        for body in ({"echo": True}, {"logprobs": 3}, {"echo": True, "logprobs": 3})
+    ]
+
+    assert [None, None, 3] == scored
+
+
+def test_best_of_draws_more_than_it_shows(requests: Requests) -> None:
+    """The draws carry logprobs, which are not shown unless asked for."""
+    plan = requests.completion(n=2, best_of=5)
+
+    assert (5, 2, False) == (plan.num_choices, plan.num_shown, plan.logprobs)
+    assert 0 == plan.prompts[0].sampling.num_logprobs
+    assert 2 == len(plan.prompt_ids())
+    assert requests.completion(n=2, best_of=2).prompts[0].sampling.num_logprobs is None
+
+
+def test_no_tokens_may_be_asked_for_up_to_the_end_of_the_context(requests: Requests) -> None:
+    """A prompt that fills the context can be scored, and no more."""
+    assert 0 == requests.completion(prompt=[1] * CONTEXT, max_tokens=0).prompts[0].sampling.max_tokens
+    for too_much in ({"prompt": [1] * (CONTEXT + 1), "max_tokens": 0}, {"prompt": [1] * CONTEXT}):
+        with pytest.raises(PromptTooLong):
+            requests.completion(**too_much)
+
+
+def test_a_long_prompt_may_be_cut_to_its_end(requests: Requests) -> None:
+    """A number keeps as many tokens, -1 what leaves room for the answer."""
+    ids = list(range(1, 121))
+
+    cut = [
+        requests.completion(prompt=ids, max_tokens=10, truncate_prompt_tokens=keep).prompts[0].token_ids
+        for keep in (5, -1)
+    ]
+
+    assert [ids[-5:], ids[-(CONTEXT - 10) :]] == cut

@@ -166,3 +166,39 @@ def test_special_stops_become_stop_tokens(tokenizer: TextTokenizer, stops: list[
 
     assert [tokenizer.control_ids[text] for text in ids] == list(stop_ids)
     assert tuple(stops) == texts.stops
+
+
+def test_every_entry_counts_end_token_and_stop_tokens_too(tokenizer: TextTokenizer) -> None:
+    """With `every_entry` there are as many entries as counted tokens, and they still join to the text."""
+    ids = [*tokenizer.encode("One, two, three"), tokenizer.control_ids["<|im_end|>"]]
+    for stops in (StopSet(), StopSet(["two, th"])):
+        choice = ChoiceText(tokenizer, [], stops, every_entry=True, offset=7)
+
+        text, pieces, _ = run(choice, tokens_of(ids, "stop"))
+
+        entries = [entry for piece in pieces for entry in piece.entries]
+        assert choice.completion_tokens == len(entries)
+        assert text == "".join(entry.text for entry in entries)
+        assert 7 == entries[0].offset
+        assert all(a.end == b.offset for a, b in pairwise(entries))
+
+
+def test_a_stop_string_may_stay_in_the_text(tokenizer: TextTokenizer) -> None:
+    """include_stop shows it, and nothing after it."""
+    ids = tokenizer.encode("One, two, three, four")
+    choice = ChoiceText(tokenizer, [], StopSet(["two, th"]), include_stop=True)
+
+    text, pieces, reason = run(choice, tokens_of(ids))
+
+    assert ("One, two, th", "stop") == (text, reason)
+    assert text == "".join(entry.text for piece in pieces for entry in piece.entries)
+
+
+def test_the_mean_logprob_is_over_all_counted_tokens(tokenizer: TextTokenizer) -> None:
+    """The end token's belongs to it, so that a long answer is not better for having an end."""
+    ids = [*tokenizer.encode("Paris."), tokenizer.control_ids["<|im_end|>"]]
+    choice = ChoiceText(tokenizer, [], StopSet())
+
+    run(choice, tokens_of(ids, "stop"))
+
+    assert pytest.approx(-(len(ids) - 1) / 2) == choice.mean_logprob
