@@ -1,4 +1,4 @@
-"""What every test shares. Fixtures of one piece live beside that piece's tests, helpers in `tests/support`."""
+"""What every test shares. Fixtures of one piece live beside its tests, helpers in `tests/support`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.settings import PREFIX
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the developer's own HANDOFF_ variables and proxies out of the tests."""
+    """Keep the developer's own HANDOFF_ variables out of the tests."""
     for name in list(os.environ):
         if name.startswith(PREFIX) and name not in {"HANDOFF_CACHE_DIR", "HANDOFF_MODEL"}:
             monkeypatch.delenv(name)
