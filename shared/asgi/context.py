@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shared.asgi.text import clipped, is_internal_id, visible_ascii
 
-QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+QUIET_PATHS = OPEN_PATHS | {"/v1/info"}  # asked every few seconds, for ever
 _log = structlog.get_logger(__name__)
 
 

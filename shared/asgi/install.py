@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from shared.asgi.auth import BearerAuth
-from shared.asgi.context import QUIET_PATHS, RequestContext
+from shared.asgi.context import OPEN_PATHS, RequestContext
 from shared.asgi.handlers import install_error_handlers
 
 
@@ -17,7 +17,7 @@ def install_http(
     *,
     keys: Iterable[str],
     trust_caller_id: bool,
-    open_paths: Iterable[str] = QUIET_PATHS,
+    open_paths: Iterable[str] = OPEN_PATHS,
     cors_origins: Sequence[str] = (),
     expose_headers: Sequence[str] = (),
 ) -> None:
