@@ -101,6 +101,15 @@ def test_draws_are_distributed_as_asked(filters: dict[str, Any]) -> None:
     assert statistic < CHI_SQUARE_1E_4[int(possible.sum()) - 1]
 
 
+@pytest.mark.parametrize("filters", [{"top_p": 0.99}, {"min_p": 0.5}, {"top_p": 0.99, "min_p": 0.5}], ids=str)
+def test_a_wide_choice_is_not_cut_short(filters: dict[str, Any]) -> None:
+    """A flat distribution keeps all of its tokens, however many the sampler looks at first."""
+    values = logits(0, vocab_size=2000, spread=0.01)
+    ranks = values.argsort(descending=True).argsort()
+    drawn = [int(ranks[token(values, prompt=range(n), **filters)]) for n in range(1, 60)]
+    assert max(drawn) > 1500
+
+
 def test_a_token_depends_on_seed_choice_and_position_only() -> None:
     """The split of the sequence into prompt and output does not matter; each of the three keys does."""
     values = logits(2, spread=0.5)
