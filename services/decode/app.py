@@ -16,7 +16,8 @@ from services.decode.stream import DecodeContext, DecodeStream
 from shared.asgi.body import parse_json, read_body
 from shared.asgi.stream import NDJSON, OwnedStream
 from shared.kv.limits import ReceiveLimits
-from shared.kv.tcp_receiver import KvListener
+from shared.kv.receiver import KvListener
+from shared.kv.transports.choice import usable
 from shared.observability import Metrics
 from shared.wire import DecodeRequest, StopChoices
 from shared.worker.assemble import Worker
@@ -51,8 +52,9 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
             secret=secret.encode(),
             limits=limits,
             on_end=own_metrics.put_ended,
+            transports=[transport.name for transport in usable(settings.kv_transports)],
         )
-        app.state.kv_port = listener.port
+        app.state.kv_listener = listener
         listener.start()
         try:
             yield
@@ -66,8 +68,8 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
         """Body: shared.wire.DecodeRequest. Answer: NDJSON of shared.wire.DecodeEvent."""
         work = await take_work(request, DecodeRequest, settings)
         host = settings.kv_host or request.url.hostname or settings.host
-        kv_base = f"http://{f'[{host}]' if ':' in host else host}:{request.app.state.kv_port}"
-        return OwnedStream(DecodeStream(context, work, kv_base), NDJSON)
+        offer = request.app.state.kv_listener.offer(host)
+        return OwnedStream(DecodeStream(context, work, offer), NDJSON)
 
     @app.post("/v1/decode/stop", status_code=204)
     async def stop(request: Request) -> Response:

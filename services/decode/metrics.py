@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shared.kv.tcp_put import PutReport
+from shared.kv.put import PutReport
 from shared.observability import Metrics
 
 
@@ -13,8 +13,10 @@ class DecodeMetrics:
 
     def __init__(self, metrics: Metrics, num_reservations: Callable[[], int]) -> None:
         self._requests = metrics.counter("decode_requests", "Decode requests by ending", ["ending"])
-        self._puts = metrics.counter("kv_puts", "KV transfers by HTTP status", ["status"])
-        self._kv_bytes = metrics.counter("kv_received_bytes", "Bytes of K and V verified and injected")
+        self._puts = metrics.counter("kv_puts", "KV transfers by HTTP status", ["status", "transport"])
+        self._kv_bytes = metrics.counter(
+            "kv_received_bytes", "Bytes of K and V verified and injected", ["transport"]
+        )
         metrics.gauge("reservations", "Reservations that can be filled or are", read=num_reservations)
 
     def ended(self, ending: str) -> None:
@@ -23,6 +25,6 @@ class DecodeMetrics:
 
     def put_ended(self, report: PutReport) -> None:
         """Called on the thread that served the PUT."""
-        self._puts.labels(str(report.status)).inc()
+        self._puts.labels(str(report.status), report.transport).inc()
         if report.received is not None:
-            self._kv_bytes.inc(report.received.kv_bytes)
+            self._kv_bytes.labels(report.transport).inc(report.received.kv_bytes)

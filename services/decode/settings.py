@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from shared.kv.transports.choice import DEFAULT, PATTERN
 from shared.worker.settings import WorkerSettings
 
 
@@ -16,6 +17,11 @@ class DecodeSettings(WorkerSettings):
     kv_port: int = Field(0, ge=0, le=65535, description="Port of the KV listener; 0 takes any free one.")
     kv_io_timeout_s: float = Field(
         30.0, gt=0, le=600, description="Seconds without progress after which receiving KV is given up."
+    )
+    kv_transports: str = Field(
+        DEFAULT,
+        pattern=PATTERN,
+        description="How KV may come: shm and unix from the same host, tcp from anywhere (always offered).",
     )
     max_receives: int = Field(
         32, ge=1, le=1024, description="Hand-offs received at a time; each has a thread."

@@ -17,6 +17,7 @@ from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import ReservationGone, ServingError
 from shared.kv.manifest import Expected, token_hash
+from shared.kv.receiver import Offer
 from shared.kv.ticket import Ticket
 from shared.observability import canonical_line
 from shared.wire import DecodeEvent, DecodeRequest, Finish, First, Handoff
@@ -37,12 +38,12 @@ class DecodeContext:
 
 
 class DecodeStream:
-    """Owner of the NDJSON stream (shared.asgi.stream.StreamOwner). kv_base: URL of the KV listener."""
+    """Owner of the NDJSON stream (shared.asgi.stream.StreamOwner). offer: how KV may come."""
 
-    def __init__(self, context: DecodeContext, work: DecodeRequest, kv_base: str) -> None:
+    def __init__(self, context: DecodeContext, work: DecodeRequest, offer: Offer) -> None:
         self.work = work
         self._context = context
-        self._kv_base = kv_base
+        self._offer = offer
         self._request: EngineRequest | None = None
         self._reservation: Reservation | None = None
         self._handoff: Handoff | None = None
@@ -136,9 +137,11 @@ class DecodeStream:
         ticket = Ticket(
             handoff_id=handoff_id,
             epoch=epoch,
-            kv_url=f"{self._kv_base}/v1/kv/{handoff_id}",
+            kv_url=self._offer.kv_url(handoff_id),
             boot=worker.boot,
             expires_at=time.monotonic() + min(context.reservation_timeout_s, self.work.timeout_s),
+            host_id=self._offer.host_id,
+            kv_socket=self._offer.kv_socket,
         )
         expected = Expected(
             fingerprint=worker.fingerprint.digest,
@@ -164,6 +167,7 @@ class DecodeStream:
             kv_url=ticket.kv_url,
             ticket=ticket.sign(context.secret),
             have_tokens=admitted.cached_tokens,
+            transports=self._offer.transports,
         )
 
     def _kv_bytes(self) -> int:

@@ -13,7 +13,8 @@ from services.prefill.metrics import PrefillMetrics
 from services.prefill.settings import PrefillSettings
 from services.prefill.stream import PrefillContext, PrefillStream
 from shared.asgi.stream import NDJSON, OwnedStream
-from shared.kv.tcp_sender import SendTimeouts
+from shared.kv.sender import KvSender, SendTimeouts
+from shared.kv.transports.choice import usable
 from shared.observability import Metrics
 from shared.wire import PrefillRequest
 from shared.worker.assemble import Worker
@@ -24,11 +25,16 @@ def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAP
     """The app around a loaded worker; its lifespan starts and stops the engine."""
     metrics = Metrics()
     senders = ThreadPoolExecutor(settings.max_sends, thread_name_prefix="kv-send")
+    sender = KvSender(
+        secret.encode(),
+        usable(settings.kv_transports, settings.kv_shm_bytes),
+        SendTimeouts(connect_s=settings.kv_connect_timeout_s, io_s=settings.kv_io_timeout_s),
+    )
     context = PrefillContext(
         worker=worker,
         secret=secret.encode(),
         senders=senders,
-        timeouts=SendTimeouts(connect_s=settings.kv_connect_timeout_s, io_s=settings.kv_io_timeout_s),
+        sender=sender,
         metrics=PrefillMetrics(metrics),
     )
 
@@ -38,6 +44,7 @@ def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAP
             yield
         finally:
             await asyncio.to_thread(senders.shutdown)
+            sender.close()
 
     app = worker_app(worker, settings, secret, metrics, open_senders)
 

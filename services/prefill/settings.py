@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from shared.kv.transports.choice import DEFAULT, DEFAULT_SHM_BYTES, PATTERN
 from shared.worker.settings import WorkerSettings
 
 
@@ -13,5 +14,15 @@ class PrefillSettings(WorkerSettings):
     kv_connect_timeout_s: float = Field(2.0, gt=0, le=60, description="Seconds to connect to a KV listener.")
     kv_io_timeout_s: float = Field(
         30.0, gt=0, le=600, description="Seconds without progress after which sending KV is given up."
+    )
+    kv_transports: str = Field(
+        DEFAULT,
+        pattern=PATTERN,
+        description="How KV may travel, the most wanted first: shm and unix on one host, tcp anywhere.",
+    )
+    kv_shm_bytes: int = Field(
+        DEFAULT_SHM_BYTES,
+        ge=0,
+        description="Most shared memory for sending KV; where it does not suffice, the next transport is taken.",
     )
     max_sends: int = Field(32, ge=1, le=1024, description="Hand-offs sent at a time; each has a thread.")

@@ -17,14 +17,12 @@ from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import InvariantBroken, ServingError
 from shared.kv.manifest import Manifest, plan_chunks, token_hash
 from shared.kv.progress import Progress, TransferCancelled
-from shared.kv.tcp_sender import SendStats, SendTimeouts, send_blob
+from shared.kv.sender import KvSender, Send, SendStats
 from shared.kv.ticket import ticket_of
 from shared.observability import canonical_line
 from shared.wire import First, Handoff, PrefillEvent, PrefillRequest, Sent
 from shared.worker.assemble import Worker
 from shared.worker.stream import EngineEvent, EngineRequest
-
-TRANSPORT = "tcp"
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class PrefillContext:
     worker: Worker
     secret: bytes
     senders: Executor
-    timeouts: SendTimeouts
+    sender: KvSender
     metrics: PrefillMetrics
 
 
@@ -112,6 +110,7 @@ class PrefillStream:
             transfer_s=self._sent.transfer_s if self._sent else None,
             hidden_s=self._sent.hidden_s if self._sent else None,
             kv_bytes=self._sent.kv_bytes if self._sent else None,
+            transport=self._sent.transport if self._sent else None,
         )
 
     async def _next(self) -> EngineEvent:
@@ -153,23 +152,19 @@ class PrefillStream:
         )
         self._progress.advance(admitted.cached_tokens)
 
-        def send() -> SendStats:
-            return send_blob(
-                handoff=handoff,
-                secret=context.secret,
-                request_id=work.request_id,
-                manifest=manifest,
-                source=context.worker.kv_source(admitted.blocks),
-                progress=self._progress,
-                timeouts=context.timeouts,
-            )
-
-        return asyncio.get_running_loop().run_in_executor(context.senders, send)
+        send = Send(
+            handoff=handoff,
+            request_id=work.request_id,
+            manifest=manifest,
+            source=context.worker.kv_source(admitted.blocks),
+            progress=self._progress,
+        )
+        return asyncio.get_running_loop().run_in_executor(context.senders, context.sender.send, send)
 
 
 def _sent(stats: SendStats) -> Sent:
     return Sent(
-        transport=TRANSPORT,
+        transport=stats.transport,
         kv_bytes=stats.kv_bytes,
         wire_bytes=stats.wire_bytes,
         transfer_s=stats.transfer_s,

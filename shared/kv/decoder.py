@@ -148,7 +148,7 @@ class BlobDecoder:
         digests = [xxh3_64() for _ in parts]
         section = Section(sum(part.span.nbytes for part in parts))
         if self._slots is not None:
-            for batch in cut(parts, layout.row_bytes, self._slots.slot_bytes):
+            for batch in cut(parts, layout.row_bytes, self._slots.slot_bytes, None):
                 memory = self._slots.next(sum(map(target.nbytes, batch)), section)
                 _take(target, batch, memory, digests)
                 self._slots.done()

@@ -60,7 +60,7 @@ class BlobEncoder:
     def pour_chunk(self, index: int, slot_bytes: int, next_slot: Callable[[], memoryview]) -> Iterator[int]:
         """Copy one chunk into slots, each when there is one; yields how many bytes are in it."""
         content, digests = self._begin(index)
-        for batch in cut(self._layout.chunks[index], self._layout.row_bytes, slot_bytes):
+        for batch in cut(self._layout.chunks[index], self._layout.row_bytes, slot_bytes, None):
             num_bytes = sum(map(content.nbytes, batch))
             self._copy(content, batch, next_slot()[:num_bytes], digests)
             yield num_bytes

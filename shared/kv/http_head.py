@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -13,6 +13,7 @@ from shared.kv.stream import Stream
 
 _HEAD_END = b"\r\n\r\n"
 _MAX_RESPONSE_BYTES = 64 * 1024
+_READ_BYTES = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +26,27 @@ class RequestHead:
     version: str
 
     @property
+    def keeps(self) -> bool:
+        """Whether the client wants to use the connection again. Said explicitly: most clients never would."""
+        return self.version >= "1.1" and self.headers.get("connection", "").lower() == "keep-alive"
+
+    @property
     def expects_continue(self) -> bool:
         """Whether the client waits for our word before it sends the body."""
         return self.version >= "1.1" and self.headers.get("expect", "").lower() == "100-continue"
 
 
-def read_head(stream: Stream, max_bytes: int, deadline: float) -> tuple[RequestHead, bytes]:
+def read_head(
+    receive: Callable[[memoryview, float], int], max_bytes: int, deadline: float
+) -> tuple[RequestHead, bytes]:
     """Read a request head; also returns what came after it. Raises InvalidRequest, TimeoutError, OSError.
 
-    Raises ConnectionError if the peer left without a word.
+    receive: (buffer, deadline) -> bytes read. Raises ConnectionError if the peer left without a word.
     """
     buffer = bytearray(max_bytes)
     filled = 0
     while True:
-        num_bytes = stream.recv_into([memoryview(buffer)[filled:]], deadline)
+        num_bytes = receive(memoryview(buffer)[filled:], deadline)
         end = buffer.find(_HEAD_END, max(0, filled - len(_HEAD_END) + 1), filled + num_bytes)
         filled += num_bytes
         if end >= 0:
@@ -75,38 +83,56 @@ def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def json_response(status: int, body: bytes) -> bytes:
-    """A whole response that ends the connection."""
+def json_response(status: int, body: bytes, *, keep: bool = False) -> bytes:
+    """A whole response; unless `keep`, it ends the connection."""
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: {'keep-alive' if keep else 'close'}\r\n\r\n"
     )
     return head.encode("ascii") + body
 
 
-def read_response(stream: Stream, deadline: float) -> tuple[int, bytes]:
-    """Status and whole body of the answer to a request whose head was sent; a cut answer is no answer.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response. keeps: the connection can carry another request."""
 
-    Raises BackendError, TimeoutError, OSError.
+    status: int
+    body: bytes
+    keeps: bool
+
+
+def read_response(stream: Stream, deadline: float) -> Answer | None:
+    """The whole answer to a request whose head was sent; None if the peer left without a word of it.
+
+    A cut answer is no answer. Raises BackendError, TimeoutError, OSError.
     """
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="PUT", target="/", headers=[("Host", "-"), ("Content-Length", "1")]))
-    scratch = bytearray(_MAX_RESPONSE_BYTES)
-    status, body = 0, b""
+    scratch = memoryview(bytearray(_READ_BYTES))
+    status, body, keeps, is_silent = 0, b"", False, True
     try:
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                num_bytes = stream.recv_into([scratch], deadline)
+                try:
+                    num_bytes = stream.recv_into([scratch], deadline)
+                except ConnectionResetError:
+                    if is_silent:
+                        return None
+                    raise
+                if not num_bytes and is_silent:
+                    return None
+                is_silent = False
                 connection.receive_data(bytes(scratch[:num_bytes]))
             elif isinstance(event, h11.Response):
                 status = event.status_code
+                keeps = (b"connection", b"keep-alive") in list(event.headers)
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > _MAX_RESPONSE_BYTES:
                     raise BackendError("the decode worker's answer is too long")
             elif isinstance(event, h11.EndOfMessage):
-                return status, body
+                return Answer(status, body, keeps)
             elif isinstance(event, h11.ConnectionClosed):
                 raise BackendError("the decode worker hung up without an answer")
     except h11.RemoteProtocolError as exc:

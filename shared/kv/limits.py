@@ -14,7 +14,7 @@ class ReceiveLimits:
 
     max_header_bytes: of the blob. head_s: for the HTTP head. idle_s: for the next section (header, chunk, trailer)
     to begin; longer than prefill needs for a chunk. grace_s + bytes / floor_bytes_per_s: for a section, once begun.
-    answer_s, drain_bytes: for our last word to reach a peer that is still sending.
+    keep_s: for another PUT on a connection. answer_s, drain_bytes: for our last word to reach a peer.
     """
 
     max_connections: int = 64
@@ -24,6 +24,7 @@ class ReceiveLimits:
     idle_s: float = 60.0
     grace_s: float = 10.0
     floor_bytes_per_s: float = 1024 * 1024
+    keep_s: float = 60.0
     answer_s: float = 1.0
     drain_bytes: int = 8 * 1024 * 1024
 

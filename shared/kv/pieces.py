@@ -26,9 +26,15 @@ class Piece(NamedTuple):
 
 
 def cut(
-    parts: Sequence[KvPart], row_bytes: int, max_bytes: int = BATCH_BYTES, max_pieces: int = BATCH_PIECES
+    parts: Sequence[KvPart],
+    row_bytes: int,
+    max_bytes: int = BATCH_BYTES,
+    max_pieces: int | None = BATCH_PIECES,
 ) -> Iterator[list[Piece]]:
-    """The chunk's bytes in file order, in batches of whole rows of at most `max_bytes` (but at least one row)."""
+    """The chunk's bytes in file order, in batches of whole rows of at most `max_bytes` (but at least one row).
+
+    Without `max_pieces` every batch but the last is as full as rows can make it.
+    """
     max_rows = max(1, max_bytes // row_bytes)
     batch: list[Piece] = []
     room = max_rows

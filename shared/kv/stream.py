@@ -1,4 +1,4 @@
-"""A TCP connection whose blocking calls end on a deadline or when another thread says so.
+"""A connection whose blocking calls end on a deadline or when another thread says so.
 
 The socket is non-blocking; a call that cannot go on waits in poll() for the socket and for a wake-up pair. So a
 wait costs no CPU, and `interrupt` works in every state: connecting, sending, receiving.
@@ -6,6 +6,7 @@ wait costs no CPU, and `interrupt` works in every state: connecting, sending, re
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import os
@@ -65,7 +66,7 @@ class Stream:
         if self._interrupted and not self._deaf:
             raise Interrupted
 
-    def connect(self, address: tuple[object, ...], deadline: float) -> None:
+    def connect(self, address: tuple[object, ...] | str, deadline: float) -> None:
         """Connect the socket. Raises what connect(2) would have reported."""
         code = self._sock.connect_ex(address)
         if code == errno.EINPROGRESS:
@@ -103,6 +104,57 @@ class Stream:
             except BlockingIOError:
                 self._wait(select.POLLIN, deadline)
 
+    def send_descriptors(self, buffer: Buffer, descriptors: Sequence[int], deadline: float) -> None:
+        """Send a buffer, and with its first byte open files. Only over a Unix socket. Raises as `send_all`."""
+        content = memoryview(buffer)
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        while True:
+            self.check_interrupted()
+            try:
+                sent = self._sock.sendmsg([content], [rights])
+            except BlockingIOError:
+                if self._wait(select.POLLOUT | select.POLLIN, deadline) & _READABLE:
+                    raise ReadableWhileSending from None
+            else:
+                self.send_all([content[sent:]], deadline)
+                return
+
+    def recv_descriptors(self, buffer: memoryview, most: int, deadline: float) -> tuple[int, list[int]]:
+        """Like `recv_into`; also takes up to `most` open files that came along, which the caller must close."""
+        room = socket.CMSG_SPACE(most * array.array("i").itemsize)
+        while True:
+            self.check_interrupted()
+            try:
+                num_bytes, messages, _, _ = self._sock.recvmsg_into([buffer], room, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline)
+                continue
+            descriptors = array.array("i")
+            for level, kind, content in messages:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    descriptors.frombytes(
+                        content[: len(content) // descriptors.itemsize * descriptors.itemsize]
+                    )
+            return num_bytes, list(descriptors)
+
+    def wait_event(self, descriptor: int, deadline: float) -> None:
+        """Block until another descriptor can be read. Raises ReadableWhileSending if the peer speaks first."""
+        self._poll.register(descriptor, select.POLLIN)
+        try:
+            if self._wait(select.POLLIN, deadline, descriptor) & _READABLE:
+                raise ReadableWhileSending
+        finally:
+            self._poll.unregister(descriptor)
+
+    def wait_readable(self, deadline: float) -> bool:
+        """Block until the peer speaks (True) or has left (False)."""
+        while True:
+            self.check_interrupted()
+            try:
+                return bool(self._sock.recv(1, socket.MSG_PEEK))
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline)
+
     def readable(self) -> bool:
         """Whether `recv_into` would return at once."""
         self._poll.modify(self._sock, select.POLLIN)
@@ -130,12 +182,13 @@ class Stream:
             self._wake_read.close()
             self._wake_write.close()
 
-    def _wait(self, events: int, deadline: float) -> int:
-        """Block until one of `events` (or an error) is on the socket; returns what is."""
+    def _wait(self, events: int, deadline: float, other: int = -1) -> int:
+        """Block until one of `events` (or an error) is on the socket or `other` is ready; what is on the socket."""
         self._poll.modify(self._sock, events)
         timeout_s = deadline - time.monotonic()
         ready = dict(self._poll.poll(timeout_s * 1000)) if timeout_s > 0 else {}
         self.check_interrupted()
-        if self._sock.fileno() not in ready:
+        own = ready.get(self._sock.fileno(), 0)
+        if not own and other not in ready:
             raise TimeoutError("the peer did not keep up")
-        return ready[self._sock.fileno()]
+        return own

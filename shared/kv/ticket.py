@@ -31,13 +31,18 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a reservation grants. boot: the issuing process; expires_at: seconds on its monotonic clock."""
+    """What a reservation grants. boot: the issuing process; expires_at: seconds on its monotonic clock.
+
+    host_id, kv_socket: the host on which the issuer also listens to a Unix socket, and that socket's abstract name.
+    """
 
     handoff_id: str
     epoch: int
     kv_url: str
     boot: str
     expires_at: float
+    host_id: str | None = None
+    kv_socket: str | None = None
 
     def sign(self, secret: bytes) -> str:
         """The ticket as URL-safe text. Raises ValueError for a field that could not be verified later."""

@@ -10,8 +10,8 @@ import pytest
 
 from shared.kv.book import ReceiveBook
 from shared.kv.limits import ReceiveLimits
-from shared.kv.tcp_put import PutReport
-from shared.kv.tcp_receiver import KvListener
+from shared.kv.put import PutReport
+from shared.kv.receiver import KvListener
 
 SECRET = b"a shared secret"
 

@@ -16,7 +16,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.kv.progress import Progress, TransferCancelled
-from shared.kv.tcp_sender import SendTimeouts
+from shared.kv.sender import SendTimeouts
 from tests.unit.shared.kv.blobs import SHAPE, Pool, expected, manifest_for
 from tests.unit.shared.kv.conftest import Listen
 from tests.unit.shared.kv.transfer import (

@@ -7,10 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from shared.kv.manifest import Expected, Manifest
 from shared.kv.progress import Progress
+from shared.kv.sender import KvSender, Send, SendStats, SendTimeouts
 from shared.kv.shape import Kind, KvShape
 from shared.kv.source import KvSource
-from shared.kv.tcp_sender import SendStats, SendTimeouts, send_blob
 from shared.kv.ticket import Ticket, kv_url
+from shared.kv.transports.tcp import TcpTransport
 from shared.wire import Handoff
 from tests.unit.shared.kv.blobs import Pool, expected, first_tokens, manifest_for
 from tests.unit.shared.kv.book import BOOT, OneReservation
@@ -37,15 +38,11 @@ def send(
     timeouts: SendTimeouts | None = None,
 ) -> SendStats:
     """One PUT to a local port."""
-    return send_blob(
-        handoff=handoff or grant(port),
-        secret=SECRET,
-        request_id="r1",
-        manifest=manifest,
-        source=source,
-        progress=progress,
-        timeouts=timeouts or SendTimeouts(),
-    )
+    sender = KvSender(SECRET, [TcpTransport()], timeouts or SendTimeouts())
+    try:
+        return sender.send(Send(handoff or grant(port), "r1", manifest, source, progress))
+    finally:
+        sender.close()
 
 
 def finished(num_choices: int = 1) -> Progress:

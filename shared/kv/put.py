@@ -1,4 +1,4 @@
-"""One PUT of KV on one connection: head, checks, body straight into the pool, answer.
+"""PUTs of KV on one connection, one after the other: head, checks, body straight into the pool, answer.
 
 Nothing of a body is read before its ticket is verified and its reservation claimed; nothing is written to the pool
 but while the claim is held.
@@ -7,6 +7,7 @@ but while the claim is held.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -29,8 +30,12 @@ from shared.kv.decoder import BlobDecoder, Section
 from shared.kv.http_head import CONTINUE, RequestHead, json_response, read_head
 from shared.kv.layout import total_bytes_bounds
 from shared.kv.limits import Pace, ReceiveLimits
+from shared.kv.pieces import Scratch
+from shared.kv.segment import SegmentShape
 from shared.kv.stream import Interrupted, ReadableWhileSending, Stream
 from shared.kv.ticket import KV_PATH, TICKET_HEADER, Ticket
+from shared.kv.transports import shm, tcp
+from shared.kv.transports.shm import MappedSegment
 from shared.wire import ErrorBody
 
 _PATH = re.compile(re.escape(KV_PATH) + r"([A-Za-z0-9._-]{1,128})")
@@ -46,6 +51,7 @@ class PutReport:
     """
 
     status: int
+    transport: str
     handoff_id: str | None
     request_id: str | None
     received: Received | None
@@ -61,22 +67,59 @@ class _NotAPut(Exception):
         self.status = status
 
 
-def serve_put(stream: Stream, book: ReceiveBook, secret: bytes, limits: ReceiveLimits) -> PutReport:
-    """Receive, answer, drain. Does not close the stream. Never raises for what a peer or a claim did.
+class Peer:
+    """One accepted connection and what is kept of it between its PUTs. transport: of its listening socket."""
 
-    An interrupt from outside (the listener closes) is answered 503.
+    def __init__(self, stream: Stream, transport: str) -> None:
+        self.stream = stream
+        self.transport = transport
+        self.scratch = Scratch()
+        self.segment: MappedSegment | None = None
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.stream.close()
+        if self.segment is not None:
+            self.segment.close()
+
+
+def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimits) -> tuple[PutReport, bool]:
+    """Receive, answer, drain; and whether the connection can carry another PUT.
+
+    Never raises for what a peer or a claim did. An interrupt from outside (the listener closes) is answered 503.
     """
     began = time.monotonic()
-    put = _Put(stream, book, secret, limits)
+    put = _Put(peer, book, secret, limits)
     error: Exception | None = None
     try:
         put.receive()
     except Exception as exc:  # noqa: BLE001 - answered as 500 and reported, whatever it is
         error = exc
     status, body = _answer(put.received, error)
-    if status:
-        say_last_word(stream, status, body, limits)
-    return PutReport(status, put.handoff_id, put.request_id, put.received, error, time.monotonic() - began)
+    keeps = status == HTTPStatus.OK and put.keeps
+    if keeps:
+        keeps = _say_and_keep(peer.stream, status, body, limits)
+    elif status:
+        say_last_word(peer.stream, status, body, limits)
+    report = PutReport(
+        status=status,
+        transport=put.transport,
+        handoff_id=put.handoff_id,
+        request_id=put.request_id,
+        received=put.received,
+        error=error,
+        duration_s=time.monotonic() - began,
+    )
+    return report, keeps
+
+
+def _say_and_keep(stream: Stream, status: int, body: bytes, limits: ReceiveLimits) -> bool:
+    """Answer and leave the connection as it is; False if that did not work."""
+    try:
+        stream.send_all([json_response(status, body, keep=True)], time.monotonic() + limits.answer_s)
+    except (OSError, Interrupted, ReadableWhileSending):
+        return False
+    return True
 
 
 def say_last_word(stream: Stream, status: int, body: bytes, limits: ReceiveLimits) -> None:
@@ -126,27 +169,60 @@ def _in_time() -> Iterator[None]:
 class _Put:
     """What is known of one PUT so far."""
 
-    def __init__(self, stream: Stream, book: ReceiveBook, secret: bytes, limits: ReceiveLimits) -> None:
+    def __init__(self, peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimits) -> None:
+        self.transport = peer.transport
+        self.keeps = False
         self.handoff_id: str | None = None
         self.request_id: str | None = None
         self.received: Received | None = None
-        self._stream = stream
+        self._peer = peer
+        self._stream = peer.stream
         self._book = book
         self._secret = secret
         self._limits = limits
+        self._uses_segment = False
+        self._descriptors: list[int] = []
         self._aborted = False
 
     def receive(self) -> None:
         """From the first byte to the commit."""
-        with _in_time():
-            deadline = time.monotonic() + self._limits.head_s
-            head, early = read_head(self._stream, self._limits.max_head_bytes, deadline)
-        length = self._check_head(head)
-        claim = self._book.claim(self._check_ticket(head))
+        try:
+            with _in_time():
+                deadline = time.monotonic() + self._limits.head_s
+                head, early = read_head(self._read_some, self._limits.max_head_bytes, deadline)
+            length = self._check_head(head)
+            ticket = self._check_ticket(head)
+            self._take_segment(head)
+        finally:
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+        claim = self._book.claim(ticket)
         try:
             self._fill(claim, head, length, early)
         finally:
             claim.release()
+
+    def _read_some(self, buffer: memoryview, deadline: float) -> int:
+        """Bytes of the head; over a Unix socket a segment's descriptors may come with them."""
+        if self._peer.transport == tcp.NAME:
+            return self._stream.recv_into([buffer], deadline)
+        num_bytes, descriptors = self._stream.recv_descriptors(buffer, shm.NUM_DESCRIPTORS, deadline)
+        self._descriptors += descriptors
+        return num_bytes
+
+    def _take_segment(self, head: RequestHead) -> None:
+        """Map the segment that came along, or find the one that came before. Raises InvalidRequest."""
+        text = head.headers.get(shm.SEGMENT_HEADER.lower())
+        if text is None:
+            return
+        shape = SegmentShape.parse(text)
+        if self._peer.segment is None:
+            descriptors, self._descriptors = self._descriptors, []
+            self._peer.segment = shm.MappedSegment(descriptors, shape)
+        if self._peer.segment.segment.shape != shape:
+            raise InvalidRequest("a connection keeps its segment")
+        self._uses_segment = True
+        self.transport = shm.NAME
 
     def _check_head(self, head: RequestHead) -> int:
         """The body's length, if this is a PUT of KV."""
@@ -160,6 +236,7 @@ class _Put:
         if "transfer-encoding" in head.headers or "content-length" not in head.headers:
             raise _NotAPut(HTTPStatus.LENGTH_REQUIRED, "the body needs a Content-Length and no other framing")
         self.handoff_id = match[1]
+        self.keeps = head.keeps
         return int(head.headers["content-length"])
 
     def _check_ticket(self, head: RequestHead) -> Ticket:
@@ -173,7 +250,7 @@ class _Put:
         least, most = total_bytes_bounds(claim.expected, self._limits.max_header_bytes)
         if length > most:
             raise TooLarge(f"the KV of this reservation is at most {most} bytes long")
-        if length < least:
+        if length < least and not self._uses_segment:
             raise ManifestMismatch(f"the KV of this reservation is at least {least} bytes long")
         if len(early) > length:
             raise InvalidRequest("more came than Content-Length says")
@@ -191,9 +268,6 @@ class _Put:
         self.received = received
 
     def _read_body(self, claim: Claim, length: int, early: bytes) -> Received:
-        decoder = BlobDecoder(
-            claim.expected, claim.sink, total_bytes=length, max_header_bytes=self._limits.max_header_bytes
-        )
         pace = Pace(self._limits)
         left = memoryview(early)
 
@@ -207,6 +281,15 @@ class _Put:
             left = left[taken:]
             return taken
 
+        segment = self._peer.segment if self._uses_segment else None
+        decoder = BlobDecoder(
+            claim.expected,
+            claim.sink,
+            total_bytes=length,
+            max_header_bytes=self._limits.max_header_bytes,
+            slots=None if segment is None else shm.SegmentSlots(segment, receive),
+            scratch=self._peer.scratch,
+        )
         return decoder.read(receive)
 
     def _abort(self) -> None:

@@ -1,0 +1,275 @@
+"""Send one hand-off's KV: one PUT, written while later chunks are still being computed.
+
+Blocking; runs in a worker thread of the prefill process, beside the engine thread that feeds `Progress`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from shared.errors import (
+    BackendError,
+    BackendTimeout,
+    HandoffError,
+    Overloaded,
+    ServingError,
+    Unauthorized,
+    error_table,
+)
+from shared.kv.connections import ConnectionPool
+from shared.kv.encoder import BlobEncoder
+from shared.kv.http_head import Answer, read_response, request_head
+from shared.kv.layout import BlobLayout
+from shared.kv.manifest import Manifest
+from shared.kv.progress import Progress
+from shared.kv.source import KvSource
+from shared.kv.stream import Interrupted, ReadableWhileSending
+from shared.kv.ticket import KV_PATH, TICKET_HEADER, ticket_of
+from shared.kv.transports.base import Connection, Transport, TransportUnavailable
+from shared.wire import ErrorBody, Handoff
+
+_PASSED_ON = (HandoffError, Overloaded, Unauthorized)
+
+
+@dataclass(frozen=True, slots=True)
+class SendTimeouts:
+    """connect_s: to a listening peer. io_s: for the peer to take half a megabyte; for its answer at the end.
+
+    compute_s: for prefill to bring the next chunk or the first token.
+    """
+
+    connect_s: float = 2.0
+    io_s: float = 30.0
+    compute_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SendStats:
+    """A hand-off that decode has verified and injected. Fields as in `shared.wire.Sent`.
+
+    completed_at: when its answer was read, on time.monotonic().
+    """
+
+    transport: str
+    kv_bytes: int
+    wire_bytes: int
+    transfer_s: float
+    hidden_s: float
+    completed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """What is sent: the KV of one prompt, as `progress` brings it, to where `handoff` says."""
+
+    handoff: Handoff
+    request_id: str
+    manifest: Manifest
+    source: KvSource
+    progress: Progress
+
+
+class _Stale(Exception):
+    """A kept connection turned out to be closed: the peer has not seen the PUT."""
+
+
+class KvSender:
+    """Sends hand-offs of one prefill process. Thread-safe.
+
+    transports: in order of preference. Of those that the reservation offers, the first that connects is used.
+    """
+
+    def __init__(self, secret: bytes, transports: Sequence[Transport], timeouts: SendTimeouts) -> None:
+        self._secret = secret
+        self._transports = transports
+        self._timeouts = timeouts
+        self._connections = ConnectionPool()
+
+    def send(self, send: Send) -> SendStats:
+        """Send KV and first tokens to the issuer of a verified ticket; returns when decode has injected them.
+
+        Connects at once, so call it when prefill of the request starts: from then on the peer has a thread for it.
+        Raises Unauthorized; HandoffError (409, 410, 422) or Overloaded when the peer says so; BackendError;
+        BackendTimeout; TransferCancelled soon after `progress.cancel`, whatever it was doing.
+        """
+        ticket = ticket_of(send.handoff, self._secret)
+        layout = BlobLayout(send.manifest)
+        failure: Exception = BackendError("no transport leads to the decode worker")
+        with _foreign_errors(send.progress):
+            for transport in self._transports:
+                address = transport.address(ticket) if transport.name in send.handoff.transports else None
+                if address is None:
+                    continue
+                try:
+                    return self._send_over(transport, address, send, layout)
+                except (TransportUnavailable, _CouldNotConnect) as exc:
+                    failure = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
+            if isinstance(failure, TransportUnavailable):
+                raise BackendError(str(failure)) from failure
+            raise failure
+
+    def close(self) -> None:
+        """Close kept connections. Sends that are under way end by their own."""
+        self._connections.close()
+
+    def _send_over(self, transport: Transport, address: str, send: Send, layout: BlobLayout) -> SendStats:
+        """Over a kept connection, or a new one. Raises _CouldNotConnect, TransportUnavailable."""
+        key = (transport.name, address)
+        while (kept := self._connections.take(key)) is not None:
+            with contextlib.suppress(_Stale):
+                return self._put(key, kept, send, layout, kept=True)
+        return self._put(key, self._connect(transport, address, send.progress), send, layout, kept=False)
+
+    def _connect(self, transport: Transport, address: str, progress: Progress) -> Connection:
+        deadline = time.monotonic() + self._timeouts.connect_s
+        while True:
+            try:
+                return transport.connect(address, deadline, progress.interrupting)
+            except TransportUnavailable:
+                # What it lacks may be what an idle connection holds.
+                if not self._connections.close_one():
+                    raise
+            except OSError as exc:
+                raise _CouldNotConnect from exc
+
+    def _put(
+        self, key: tuple[str, str], connection: Connection, send: Send, layout: BlobLayout, *, kept: bool
+    ) -> SendStats:
+        try:
+            with send.progress.interrupting(connection.stream.interrupt):
+                put = _Put(connection, send, layout, self._timeouts)
+                answer = put.run(kept=kept)
+                stats = put.stats(key[0])
+        except BaseException:
+            connection.close()
+            raise
+        if answer.keeps:
+            self._connections.give_back(key, connection)
+        else:
+            connection.close()
+        return stats
+
+
+class _CouldNotConnect(Exception):
+    """Nothing was sent."""
+
+
+class _Put:
+    """One PUT, and the account of how much of it was hidden behind compute."""
+
+    def __init__(
+        self, connection: Connection, send: Send, layout: BlobLayout, timeouts: SendTimeouts
+    ) -> None:
+        self._connection = connection
+        self._stream = connection.stream
+        self._send = send
+        self._layout = layout
+        self._timeouts = timeouts
+        self._hidden_s = 0.0
+
+    def run(self, *, kept: bool) -> Answer:
+        """Returns the answer 200; raises what any other one stands for, and _Stale on a kept connection."""
+        try:
+            self._write()
+        except (ReadableWhileSending, BrokenPipeError, ConnectionResetError) as exc:
+            answer = self._read_answer(kept=kept)
+            if answer.status == 200:
+                raise BackendError("the decode worker answered before it had everything") from exc
+        else:
+            answer = self._read_answer(kept=kept)
+        if answer.status != 200:
+            _raise_refusal(answer)
+        return answer
+
+    def stats(self, transport: str) -> SendStats:
+        """After the answer."""
+        now = time.monotonic()
+        finished_at = self._send.progress.finished_at
+        assert finished_at is not None
+        layout = self._layout
+        return SendStats(
+            transport, layout.kv_bytes, layout.total_bytes, now - finished_at, self._hidden_s, now
+        )
+
+    def _write(self) -> None:
+        progress, layout, compute_s = self._send.progress, self._layout, self._timeouts.compute_s
+        encoder = BlobEncoder(layout, self._send.source, self._connection.scratch)
+        head = request_head("PUT", KV_PATH + self._send.handoff.handoff_id, self._head_fields())
+        with self._sending() as deadline:
+            self._connection.send_head(b"".join([head, *encoder.header()]), deadline)
+        for index, (_, end) in enumerate(layout.manifest.chunks):
+            progress.wait_computed(end, compute_s)
+            self._check_answer()
+            with self._sending():
+                self._connection.send_chunk(encoder, index, self._timeouts.io_s)
+        first = progress.wait_finished(compute_s)
+        self._check_answer()
+        with self._sending() as deadline:
+            self._stream.send_all(encoder.trailer(first), deadline)
+
+    def _head_fields(self) -> dict[str, str]:
+        return {
+            "Host": "handoff-decode",
+            "Connection": "keep-alive",
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(self._connection.body_bytes(self._layout)),
+            TICKET_HEADER: self._send.handoff.ticket,
+            "X-Request-Id": self._send.request_id,
+            **self._connection.head_fields(),
+        }
+
+    def _read_answer(self, *, kept: bool) -> Answer:
+        answer = read_response(self._stream, time.monotonic() + self._timeouts.io_s)
+        if answer is not None:
+            return answer
+        self._send.progress.check_cancelled()
+        if kept:
+            raise _Stale
+        raise BackendError("the decode worker hung up without an answer")
+
+    def _check_answer(self) -> None:
+        """An answer before the end is a refusal: notice it before more is sent, or computed, in vain."""
+        if self._stream.readable():
+            raise ReadableWhileSending
+
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[float]:
+        """Account for the time within; gives the deadline of one write."""
+        began = time.monotonic()
+        yield began + self._timeouts.io_s
+        ended = time.monotonic()
+        finished_at = self._send.progress.finished_at
+        self._hidden_s += max(0.0, (ended if finished_at is None else min(ended, finished_at)) - began)
+
+
+@contextlib.contextmanager
+def _foreign_errors(progress: Progress) -> Iterator[None]:
+    """Turn what sockets raise into our tree; a broken connection after a cancel is the cancel."""
+    try:
+        yield
+    except Interrupted:
+        progress.check_cancelled()
+        raise
+    except TimeoutError as exc:
+        progress.check_cancelled()
+        raise BackendTimeout("the decode worker did not take the KV in its time") from exc
+    except OSError as exc:
+        progress.check_cancelled()
+        raise BackendError("the connection to the decode worker broke") from exc
+
+
+def _raise_refusal(answer: Answer) -> None:
+    """Raise the error that the peer's answer stands for."""
+    try:
+        error = ErrorBody.model_validate_json(answer.body)
+    except ValidationError as exc:
+        raise BackendError(f"the decode worker answered {answer.status} to the KV") from exc
+    cls: type[ServingError] = error_table().get(error.code, BackendError)
+    if not issubclass(cls, _PASSED_ON):
+        raise BackendError(f"the decode worker refused the KV: {error.message}")
+    raise cls(error.message, retry_after_s=error.retry_after_s)
