@@ -10,6 +10,7 @@ import structlog
 
 from router.app import create_app
 from router.checkpoint import Checkpoint
+from router.keys import load_keys
 from router.settings import RouterSettings
 from router.text.template import BadTemplate
 from router.text.tokenizer import BadTokenizer
@@ -35,6 +36,7 @@ def main(environ: Mapping[str, str], known: frozenset[str] = frozenset()) -> int
         secret = load_secret(
             settings.secret.get_secret_value() if settings.secret else None, settings.secret_file
         )
+        keys = load_keys(settings)
     except BadSettings as exc:
         print(f"handoff router: {exc}", file=sys.stderr)  # noqa: T201 - before there is a log
         return BAD_SETTINGS
@@ -48,7 +50,7 @@ def main(environ: Mapping[str, str], known: frozenset[str] = frozenset()) -> int
     except (ModelError, BadTokenizer, BadTemplate) as exc:
         _log.error("no_model", reason=str(exc))
         return NO_MODEL
-    app = create_app(settings, checkpoint, secret)
+    app = create_app(settings, checkpoint, secret, keys=keys)
     return serve(app, host=settings.host, port=settings.port, drain_timeout_s=settings.drain_timeout_s)
 
 

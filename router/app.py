@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
@@ -17,10 +17,11 @@ from router.probe import Prober
 from router.relay import Dispatcher
 from router.service import Service
 from router.settings import RouterSettings
+from router.tokenizing import add_tokenizer_routes
 from router.workers.client import WorkerClient
 from router.workers.registry import Registry
 from shared.asgi.answers import json_response
-from shared.asgi.context import QUIET_PATHS
+from shared.asgi.context import OPEN_PATHS
 from shared.asgi.disconnect import finish
 from shared.asgi.install import install_http
 from shared.errors import UnknownModel
@@ -41,8 +42,13 @@ EXPOSED_HEADERS = (
 )
 
 
-def create_app(settings: RouterSettings, checkpoint: Checkpoint, secret: str) -> FastAPI:
-    """The app over the workers that `settings` name; its lifespan starts and stops the looks at them."""
+def create_app(
+    settings: RouterSettings, checkpoint: Checkpoint, secret: str, *, keys: Sequence[str] = ()
+) -> FastAPI:
+    """The app over the workers that `settings` name; its lifespan starts and stops the looks at them.
+
+    keys: what clients may authenticate with; none means that everything is open.
+    """
     client = WorkerClient(settings, secret)
     registry = Registry(
         client,
@@ -77,16 +83,16 @@ def create_app(settings: RouterSettings, checkpoint: Checkpoint, secret: str) ->
 
     app = FastAPI(title="handoff router", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.draining = False
-    keys = [settings.api_key.get_secret_value()] if settings.api_key is not None else []
     install_http(
         app,
         keys=keys,
         trust_caller_id=False,
-        open_paths=QUIET_PATHS,
+        open_paths=OPEN_PATHS,
         cors_origins=settings.cors_origins,
         expose_headers=EXPOSED_HEADERS,
     )
     _add_model_routes(app, checkpoint, registry)
+    add_tokenizer_routes(app, settings, checkpoint, registry)
     _add_state_routes(app, registry, prober)
     app.add_api_route("/metrics", metrics_endpoint(metrics), methods=["GET"])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from router.text.template import ChatTemplate
 from router.text.tokenizer import TextTokenizer
+from shared.errors import UnknownModel
 from shared.models.facts import ModelFacts, read_facts
 from shared.models.fingerprint import tokenizer_digest
 
@@ -31,6 +32,11 @@ class Checkpoint:
             facts=read_facts(folder),
             tokenizer_digest=tokenizer_digest(folder),
         )
+
+    def check_name(self, asked: str | None) -> None:
+        """Raises UnknownModel if a request names another model."""
+        if asked is not None and asked != self.name:
+            raise UnknownModel("The model that the request names is not served here.", param="model")
 
     def max_model_len(self, of_workers: int | None) -> int:
         """Longest prompt plus answer: the checkpoint's, or less if the workers have less."""

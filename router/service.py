@@ -28,7 +28,7 @@ from shared.asgi.body import read_body
 from shared.asgi.context import request_id_of
 from shared.asgi.disconnect import finish, run_until_disconnect
 from shared.asgi.stream import SSE, OwnedStream
-from shared.errors import Overloaded, ServingError, Unavailable, UnknownModel
+from shared.errors import Overloaded, ServingError, Unavailable
 
 Endpoint = Literal["chat", "completions"]
 _log = structlog.get_logger(__name__)
@@ -90,8 +90,7 @@ class Service:
             parsed = (
                 parse_chat(body, self._limits) if endpoint == "chat" else parse_completion(body, self._limits)
             )
-        if parsed.model is not None and parsed.model != self._checkpoint.name:
-            raise UnknownModel("The model that the request names is not served here.", param="model")
+        self._checkpoint.check_name(parsed.model)
         self._tell_unknown(parsed.unknown)
         facts = self._checkpoint.facts
         max_model_len = self._checkpoint.max_model_len(self._registry.max_model_len())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -34,8 +35,9 @@ class RouterSettings(CommonSettings):
 
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes any free one.")
     api_key: SecretStr | None = Field(
-        None, description="Key that clients must send as a bearer; empty means open."
+        None, description="Key that clients must send as a bearer; with none at all the API is open."
     )
+    api_key_file: Path | None = Field(None, description="File with further keys, one a line.")
     prefill_urls: Urls = Field((), description="Prefill workers, comma separated; none means unified mode.")
     decode_urls: Urls = Field(("http://127.0.0.1:8002",), description="Decode workers, comma separated.")
     served_model_name: str | None = Field(

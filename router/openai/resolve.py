@@ -107,14 +107,18 @@ class Resolver:
         self, request: ChatRequest, facts: ModelFacts, max_model_len: int, draw_seed: Callable[[], int]
     ) -> Plan:
         """Raises InvalidRequest or PromptTooLong before anything is sent anywhere."""
+        prompt = self.conversation_ids(request)
+        return self._plan(request, [prompt], self._default_max_tokens, facts, max_model_len, draw_seed)
+
+    def conversation_ids(self, request: ChatRequest) -> list[int]:
+        """The prompt of a chat. Raises InvalidRequest if the template cannot render it."""
         generation = request.add_generation_prompt
-        prompt = self._conversations.encode(
+        return self._conversations.encode(
             request.messages,
             add_generation_prompt=not request.continue_final_message if generation is None else generation,
             continue_final_message=request.continue_final_message,
             variables=request.chat_template_kwargs,
         )
-        return self._plan(request, [prompt], self._default_max_tokens, facts, max_model_len, draw_seed)
 
     def _plan(
         self,

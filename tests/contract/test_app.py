@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from router.app import create_app
 from router.checkpoint import Checkpoint
+from router.keys import load_keys
 from router.settings import RouterSettings
 from shared.errors import EngineFault, InvalidRequest, Overloaded
 from shared.wire import Work
@@ -101,7 +102,7 @@ def site(checkpoint: Checkpoint) -> SiteMaker:
                 decode_urls=tuple(w.url for w in decodes),
                 **{"health_interval_s": 1.0, "connect_timeout_s": 10.0, **settings},
             )
-            app = create_app(config, checkpoint, SECRET)
+            app = create_app(config, checkpoint, SECRET, keys=load_keys(config))
             server = SameLoopServer(app)
             serving = asyncio.create_task(server._serve([server.socket]))
             await server.up.wait()

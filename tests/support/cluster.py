@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.app import create_app as create_router
 from router.checkpoint import Checkpoint
+from router.keys import load_keys
 from router.settings import RouterSettings
 from services.decode.app import create_app as create_decode
 from services.decode.settings import DecodeSettings
@@ -117,7 +118,8 @@ def run_cluster(
             "decode_urls": tuple(w.url for w in decodes),
         }
         checkpoint = Checkpoint.load(model, "tiny")
-        app = create_router(RouterSettings(**(values | (router or {}))), checkpoint, SECRET)
+        settings = RouterSettings(**(values | (router or {})))
+        app = create_router(settings, checkpoint, SECRET, keys=load_keys(settings))
         server = stack.enter_context(ServerThread(app))
         cluster = Cluster(server, prefills, decodes)
         wait_until(lambda: http.get(f"{server.url}/ready").status_code == 200)

@@ -1,0 +1,52 @@
+"""Routes of the tokenizer: text to ids and back, without any worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from router.checkpoint import Checkpoint
+from router.openai.resolve import Resolver
+from router.openai.tokenize import TokenizerApi
+from router.settings import RouterSettings
+from router.workers.registry import Registry
+from shared.asgi.answers import json_response
+from shared.asgi.body import read_body
+
+
+def add_tokenizer_routes(
+    app: FastAPI, settings: RouterSettings, checkpoint: Checkpoint, registry: Registry
+) -> None:
+    """/tokenize and /detokenize, under /v1 as well."""
+    api = TokenizerApi(
+        checkpoint.tokenizer, Resolver(checkpoint.tokenizer, checkpoint.template), checkpoint.facts
+    )
+
+    async def answer(
+        request: Request, compute: Callable[[bytes], tuple[str | None, dict[str, Any]]]
+    ) -> Response:
+        body = await read_body(
+            request, limit_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+        )
+        if len(body) > settings.offload_chars:
+            model, content = await asyncio.to_thread(compute, body)
+        else:
+            model, content = compute(body)
+        checkpoint.check_name(model)
+        return json_response(content, 200)
+
+    @app.post("/tokenize")
+    @app.post("/v1/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a prompt or of a conversation."""
+        max_model_len = checkpoint.max_model_len(registry.max_model_len())
+        return await answer(request, lambda body: api.tokenize(body, max_model_len))
+
+    @app.post("/detokenize")
+    @app.post("/v1/detokenize")
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        return await answer(request, api.detokenize)
