@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from shared.engine.kv_cache import BlockRun, KVCache
+from shared.errors import InvariantBroken
 
 ATTENTION_NAME = "handoff_blocks"
 
@@ -63,6 +64,8 @@ def block_attention(
     scaling: float | None = None,
     *,
     step: StepLayout,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature; `step` comes through as an extra keyword of the model call.
@@ -70,6 +73,8 @@ def block_attention(
     query: (1, H, T, D); key, value: (1, K, T, D), keys rotated. Returns (1, T, H, D).
     Raises StepAbandoned.
     """
+    if sliding_window is not None or softcap is not None:
+        raise InvariantBroken("attention with a sliding window or soft cap is not served")
     if step.is_abandoned():
         raise StepAbandoned
     layer = int(module.layer_idx)  # type: ignore[arg-type]

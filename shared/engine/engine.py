@@ -209,35 +209,66 @@ class Engine:
         for seq in step.decodes:
             if seq.group.decode_started_at is None:
                 seq.group.decode_started_at = now
+        self._attempt(step)
+
+    def _attempt(self, step: Step) -> None:
+        """Run a step and count it. Whatever happens, its groups are told."""
         try:
-            num_tokens = self._output.apply(step, self._runner.run(step))
+            logits_BV = self._runner.run(step)
         except StepAbandoned:
             for group in step.groups:
                 self._scheduler.end(group)
             return
-        except (torch.OutOfMemoryError, MemoryError) as exc:
-            self._fault(step, Overloaded("the worker ran out of memory", retry_after_s=1.0), exc)
+        except Exception as exc:  # noqa: BLE001 - whatever it is, somebody is told
+            if _is_out_of_memory(exc) and len(step.groups) > 1:
+                self._run_one_by_one(step)
+            else:
+                self._fault(step, exc)
             return
-        except Exception as exc:  # noqa: BLE001 - whatever it is, these requests end and the process says so
-            self._fault(step, EngineFault("the engine failed while serving this request"), exc)
-            self._break("a step of the engine failed")
+        try:
+            num_tokens = self._output.apply(step, logits_BV)
+        except Exception as exc:  # noqa: BLE001 - the same; half of the step may have been applied
+            self._fault(step, exc)
             return
         self.counts.steps += 1
         self.counts.prompt_tokens_computed += sum(c.end - c.start for c in step.chunks)
         self.counts.output_tokens += num_tokens
+
+    def _run_one_by_one(self, step: Step) -> None:
+        """Only who is too large alone fails: the others must not pay for one request's memory.
+
+        The copies go with the first attempts until one has run; nothing was written in between, so a repeated
+        copy changes nothing.
+        """
+        log.warning("step_split", num_groups=len(step.groups))
+        copies = step.copies
+        for part in step.by_group():
+            part.copies = copies
+            num_faults = self.counts.faults
+            self._attempt(part)
+            if self.counts.faults == num_faults:
+                copies = []
 
     def _break(self, problem: str) -> None:
         self._broken = problem
         if self._act_on_broken is not None:
             self._act_on_broken()
 
-    def _fault(self, step: Step, error: ServingError, cause: Exception) -> None:
+    def _fault(self, step: Step, cause: Exception) -> None:
+        """End a step's requests. Only for want of memory does the engine go on serving others."""
         log.error("step_failed", exc_info=cause, num_decodes=len(step.decodes), num_chunks=len(step.chunks))
         self.counts.faults += 1
+        is_memory = _is_out_of_memory(cause)
+        error: ServingError = EngineFault("the engine failed while serving this request")
+        if is_memory:
+            error = Overloaded("the worker ran out of memory", retry_after_s=1.0)
         for group in step.groups:
             self._scheduler.fail(group, error)
+        if not is_memory:
+            self._break("a step of the engine failed")
 
     def _submit(self, group: Group) -> None:
+        self._scheduler.admit()  # who has room by now is not in the queue that may be full
         try:
             self._scheduler.check(group)
         except ServingError as exc:
@@ -251,9 +282,17 @@ class Engine:
             return
         group.ready_at = at
         self._scheduler.received(group)
-        self._scheduler.fork(group, {c: t for c, t in first_tokens.items() if c not in group.stopped})
+        going_on = first_tokens if group.work.max_new_tokens > 1 else {}
+        self._scheduler.fork(group, {c: t for c, t in going_on.items() if c not in group.stopped})
         self._output.retire(group)
 
     def _release(self, group: Group) -> None:
         self._scheduler.release(group)
         self._groups.pop(id(group), None)
+
+
+def _is_out_of_memory(exc: Exception) -> bool:
+    """On a CPU torch has no class of its own for it."""
+    if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(exc, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(exc)

@@ -133,7 +133,7 @@ class OutputStep:
             logits_V,
             sampling,
             choice=choice,
-            prompt=group.token_ids[: group.num_prompt_tokens],
+            prompt=group.prompt_ids,
             outputs=outputs,
             banned=sorted(banned),
             allowed=allowed,

@@ -81,6 +81,16 @@ class Step:
         """Nobody waits for any result of this step any more."""
         return all(group.cancelled for group in self.groups)
 
+    def by_group(self) -> list[Step]:
+        """One step for each group, for when all together do not fit. Copies are left to the caller."""
+        return [
+            Step(
+                decodes=[seq for seq in self.decodes if seq.group is group],
+                chunks=[chunk for chunk in self.chunks if chunk.group is group],
+            )
+            for group in self.groups
+        ]
+
 
 class Scheduler:
     """Owns the queue, the admitted groups and, through the pool, every block table."""
@@ -116,6 +126,7 @@ class Scheduler:
 
     def add(self, group: Group) -> None:
         """Queue a checked group."""
+        group.block_names = prefix_hashes(group.token_ids, self.pool.block_size)
         self.waiting.append(group)
 
     def expire(self, now: float) -> None:
@@ -260,7 +271,7 @@ class Scheduler:
 
     def _grant(self, group: Group) -> bool:
         size = self.pool.block_size
-        names = prefix_hashes(group.token_ids, size)
+        names = group.block_names
         # Whoever computes the prompt must run at least its last token to get logits.
         usable = names if group.mode is Mode.RECEIVE else names[: (len(group.token_ids) - 1) // size]
         shared = [] if group.is_scored else self.pool.lookup(usable)
@@ -269,7 +280,6 @@ class Scheduler:
             return False
         num_prompt_blocks = _ceil_div(len(group.token_ids), size)
         group.lease = lease
-        group.block_names = names
         group.blocks = shared + [lease.take() for _ in range(num_prompt_blocks - len(shared))]
         group.num_cached = group.num_computed = len(shared) * size
         return True

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import Protocol
 
 from shared.engine.blocks import Lease
@@ -170,6 +171,11 @@ class Group:
         """Are the prompt's own logprobs wanted from here? Then every row of it needs logits."""
         wanted = self.sampling.num_prompt_logprobs is not None and not self.earlier_outputs
         return wanted and self.mode is not Mode.RECEIVE
+
+    @cached_property
+    def prompt_ids(self) -> list[int]:
+        """The prompt alone."""
+        return self.work.token_ids[: self.work.num_prompt_tokens]
 
     @property
     def earlier_outputs(self) -> list[int]:

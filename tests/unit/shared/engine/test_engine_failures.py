@@ -97,6 +97,29 @@ def test_running_out_of_memory_is_overload_and_breaks_nothing(
     assert not engine.is_broken
 
 
+class GreedyRunner(CountingRunner):
+    """Has no memory for the prompt that begins with 7, nor for anything beside it."""
+
+    def run(self, step: Step) -> Tensor:
+        if any(group.token_ids[0] == 7 for group in step.groups):
+            raise torch.OutOfMemoryError("2 GiB")
+        return super().run(step)
+
+
+def test_only_who_is_too_large_alone_fails_for_want_of_memory(make_engine: MakeEngine) -> None:
+    """A step that does not fit is run request by request: neighbours keep their tokens."""
+    engine = make_engine(GreedyRunner(), chunk_size=64)
+    small, large = Client(make_work([1, 2], num_choices=2)), Client(make_work([7, 8]))
+    for client in (small, large):
+        engine.submit(client.group)
+
+    assert Overloaded is type(large.error())
+    assert {0: [2, 3, 4, 5], 1: [2, 3, 4, 5]} == tokens_of(small.rest())
+    for client in (small, large):
+        engine.release(client.group)
+    assert not engine.is_broken
+
+
 def test_running_out_of_memory_while_sampling_is_the_same(
     make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
