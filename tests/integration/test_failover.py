@@ -102,8 +102,8 @@ def test_a_killed_prefill_worker_costs_a_pause_only(deployment: Deployment, orac
     assert oracle(prompt, 8) == answer["response"].json()["choices"][0]["token_ids"]
 
 
-def test_all_decode_workers_dead_is_an_error_in_seconds(deployment: Deployment) -> None:
-    """With nobody left the client gets a status and an error body, not a hang."""
+def test_all_decode_workers_dead_is_an_error_in_seconds_until_one_is_back(deployment: Deployment) -> None:
+    """With nobody left the client gets a status and an error body, not a hang; the router recovers by itself."""
     for worker in deployment.decode:
         worker.kill()
 
@@ -116,17 +116,9 @@ def test_all_decode_workers_dead_is_an_error_in_seconds(deployment: Deployment) 
     for worker in deployment.prefill:
         wait_until(lambda url=worker.url: metric(url, "handoff_blocks_live") == 0)  # type: ignore[misc]
 
-
-def test_a_restarted_worker_serves_again_within_a_health_interval(deployment: Deployment) -> None:
-    """Kill and restart everything behind the router, which stays: it recovers by itself."""
-    for worker in [*deployment.prefill, *deployment.decode]:
-        worker.kill()
     deployment.heal()
-
-    body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
-    response = http.post(f"{deployment.url}/v1/completions", json=body, timeout=30)
-
-    assert 200 == response.status_code, response.text
+    again = http.post(f"{deployment.url}/v1/completions", json=body, timeout=30)
+    assert 200 == again.status_code, again.text
 
 
 def test_a_stopped_decode_worker_does_not_hold_up_others(deployment: Deployment) -> None:
