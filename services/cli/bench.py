@@ -1,4 +1,5 @@
-"""`handoff bench`: `stages` compares prefill/decode split with unified on this host, `load` measures any server.
+"""`handoff bench`: `stages` compares prefill/decode split with unified on this host, `transfer` its KV transports,
+`load` measures any server.
 
 A benchmark is no test: a missed goal is printed and the exit status stays 0; 1 means that there is no result.
 """
@@ -42,6 +43,9 @@ from services.cli.bench_stack import (
 )
 from services.cli.bench_stages import BenchFailed, Plan, measure
 from services.cli.bench_tables import print_result
+from services.cli.bench_transfer import SIZES_MIB, measure_transfer, print_transfer
+from services.cli.bench_transfer import Plan as TransferPlan
+from shared.errors import ServingError
 
 bench_app = typer.Typer(
     help="Measure: where a request's time goes, and what a server bears.",
@@ -177,6 +181,36 @@ def load(
     summary = summarise(records, SLO(_s(slo_ttft_ms), _s(slo_tpot_ms), _s(slo_e2el_ms)))
     print_report(Console(), summary, facts)
     _write(json_file, {**facts, **summary.to_dict()})
+
+
+@bench_app.command()
+def transfer(
+    sizes: Annotated[str, typer.Option(help="Sizes of KV in MiB.")] = ",".join(
+        f"{mib:g}" for mib in SIZES_MIB
+    ),
+    transports: Annotated[str, typer.Option(help="KV transports to measure.")] = "shm,unix,tcp",
+    runs: Annotated[int, typer.Option(min=3, help="Measured runs of each way and size.")] = 30,
+    scattered: Annotated[
+        bool, typer.Option("--scattered", help="Blocks of a sequence are no neighbours, as in an old pool.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """KV from process to process over every transport, beside memcpy, raw TCP and pickle; no model is needed."""
+    cores = sorted(os.sched_getaffinity(0))
+    load_average, warning = busy(cores)
+    if warning is not None:
+        typer.echo(f"handoff bench transfer: {warning}", err=True)
+    try:
+        plan = TransferPlan(tuple(float(size) for size in sizes.split(",")), runs)
+        result = measure_transfer(plan, cores, transports.split(","), scattered=scattered)
+    except (ValueError, OSError, EOFError, ServingError) as exc:
+        raise _no_result("transfer", exc) from exc
+    console = Console()
+    host = {"cores": len(cores), "load_average_before": load_average, "scattered": scattered}
+    content = {"bench": "transfer", **host, **result.to_dict()}
+    print_transfer(console, result)
+    print_json_line(console, content)
+    _write(json_file, content)
 
 
 def _write(json_file: Path | None, content: Mapping[str, object]) -> None:

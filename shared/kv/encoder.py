@@ -8,7 +8,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv.layout import BlobLayout
-from shared.kv.pieces import ChunkBytes, Piece, Scratch, cut
+from shared.kv.pieces import ChunkBytes, Scratch, cut
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSource
 
@@ -41,16 +41,12 @@ class BlobEncoder:
         for batch in cut(self._layout.chunks[index], self._layout.row_bytes):
             buffers: list[Buffer] = []
             if content.scattered:
-                memory = self._scratch.take(sum(map(content.nbytes, batch)))
-                self._copy(content, batch, memory, digests)
+                memory = self._scratch.take(content.nbytes(batch))
+                content.copy_out(batch, memory, digests)
                 buffers.append(memory)
             else:
                 for piece in batch:
                     views = content.views(piece)
-                    if sum(map(len, views)) != content.nbytes(piece):
-                        raise InvariantBroken(
-                            f"the source's views are not the size of {piece.part.span.name}"
-                        )
                     for view in views:
                         digests[piece.tensor].update(view)
                     buffers += views
@@ -61,8 +57,8 @@ class BlobEncoder:
         """Copy one chunk into slots, each when there is one; yields how many bytes are in it."""
         content, digests = self._begin(index)
         for batch in cut(self._layout.chunks[index], self._layout.row_bytes, slot_bytes, None):
-            num_bytes = sum(map(content.nbytes, batch))
-            self._copy(content, batch, next_slot()[:num_bytes], digests)
+            num_bytes = content.nbytes(batch)
+            content.copy_out(batch, next_slot()[:num_bytes], digests)
             yield num_bytes
         self._end(digests)
 
@@ -93,14 +89,3 @@ class BlobEncoder:
 
     def _end(self, digests: list[xxh3_64]) -> None:
         self._digests += [digest.intdigest() for digest in digests]
-
-    def _copy(
-        self, content: ChunkBytes, batch: list[Piece], memory: memoryview, digests: list[xxh3_64]
-    ) -> None:
-        """Copy a batch to where it is sent from, and digest that copy while it is in the core's cache."""
-        at = 0
-        for piece in batch:
-            into = memory[at : at + content.nbytes(piece)]
-            content.copy_out(piece, into)
-            digests[piece.tensor].update(into)
-            at += len(into)

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from xxhash import xxh3_64
+
+from shared.errors import InvariantBroken
 from shared.kv.layout import KvPart
 from shared.kv.source import KvSink, KvSource, Scattered
 
@@ -55,7 +58,8 @@ def cut(
 class ChunkBytes:
     """One chunk's rows in a source or sink, by piece.
 
-    `scattered`: use `copy_out` and `copy_in`. Else `views` are few, and copying is left to whoever wants it.
+    `scattered`: they are cheaper to copy as a batch than to view one by one.
+    The loops are written out: a short prompt's transfer is nothing but their overhead for each tensor.
     """
 
     def __init__(self, memory: KvSource | KvSink, start: int, end: int, row_bytes: int) -> None:
@@ -64,40 +68,61 @@ class ChunkBytes:
         self._copier = memory if isinstance(memory, Scattered) and memory.is_scattered(start, end) else None
         self.scattered = self._copier is not None
 
-    def nbytes(self, piece: Piece) -> int:
-        """Length of a piece in bytes."""
-        return (piece.end - piece.start) * self._row_bytes
+    def nbytes(self, batch: list[Piece]) -> int:
+        """Length of a batch in bytes."""
+        return sum([piece.end - piece.start for piece in batch]) * self._row_bytes
 
     def views(self, piece: Piece) -> list[memoryview]:
-        """The bytes of a piece where they lie."""
+        """The bytes of a piece where they lie. Raises InvariantBroken if they are not of its size."""
         part = piece.part
-        views = self._memory.views(part.layer, part.kind, part.start, part.end)
-        if (piece.start, piece.end) == (part.start, part.end):
-            return list(views)
-        begin, end = ((at - part.start) * self._row_bytes for at in (piece.start, piece.end))
-        return _between(views, begin, end)
+        row = self._row_bytes
+        views = list(self._memory.views(part.layer, part.kind, part.start, part.end))
+        if piece.end - piece.start != part.end - part.start:
+            views = _between(views, (piece.start - part.start) * row, (piece.end - part.start) * row)
+        nbytes = len(views[0]) if len(views) == 1 else sum(map(len, views))
+        if nbytes != (piece.end - piece.start) * row:
+            raise InvariantBroken(f"the views of {part.name} are not of its size")
+        return views
 
-    def copy_out(self, piece: Piece, into: memoryview) -> None:
-        """Copy a piece's bytes to one buffer of its length."""
-        part = piece.part
-        if self._copier is not None:
-            self._copier.copy_out(part.layer, part.kind, piece.start, piece.end, into)
-            return
+    def copy_out(self, batch: list[Piece], into: memoryview, digests: list[xxh3_64]) -> None:
+        """Copy a batch to one buffer of its length, and digest it there, while it is in the core's cache."""
+        row, copier = self._row_bytes, self._copier
         at = 0
-        for view in self.views(piece):
-            into[at : at + len(view)] = view
-            at += len(view)
+        for piece in batch:
+            end = at + (piece.end - piece.start) * row
+            target = into[at:end]
+            if copier is not None:
+                copier.copy_out(piece.part.layer, piece.part.kind, piece.start, piece.end, target)
+            else:
+                views = self.views(piece)
+                if len(views) == 1:
+                    target[:] = views[0]
+                else:
+                    for view in views:
+                        into[at : at + len(view)] = view
+                        at += len(view)
+            digests[piece.tensor].update(target)
+            at = end
 
-    def copy_in(self, piece: Piece, content: memoryview) -> None:
-        """Copy a piece's bytes from one buffer of its length."""
-        part = piece.part
-        if self._copier is not None:
-            self._copier.copy_in(part.layer, part.kind, piece.start, piece.end, content)
-            return
+    def copy_in(self, batch: list[Piece], content: memoryview, digests: list[xxh3_64]) -> None:
+        """Digest a batch in one buffer of its length, and copy it to where it belongs."""
+        row, copier = self._row_bytes, self._copier
         at = 0
-        for view in self.views(piece):
-            view[:] = content[at : at + len(view)]
-            at += len(view)
+        for piece in batch:
+            end = at + (piece.end - piece.start) * row
+            source = content[at:end]
+            digests[piece.tensor].update(source)
+            if copier is not None:
+                copier.copy_in(piece.part.layer, piece.part.kind, piece.start, piece.end, source)
+            else:
+                views = self.views(piece)
+                if len(views) == 1:
+                    views[0][:] = source
+                else:
+                    for view in views:
+                        view[:] = content[at : at + len(view)]
+                        at += len(view)
+            at = end
 
 
 def _between(views: Sequence[memoryview], begin: int, end: int) -> list[memoryview]:

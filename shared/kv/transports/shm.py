@@ -31,7 +31,7 @@ SEGMENT_HEADER = "X-Handoff-Segment"
 NUM_DESCRIPTORS = 2
 
 # A slot is copied in and out while it is in the cores' caches; the ring lets the two sides work at the same time.
-SHAPE = SegmentShape(num_slots=16, slot_bytes=256 * 1024)
+SHAPE = SegmentShape(num_slots=8, slot_bytes=512 * 1024)
 
 _LENGTH = struct.Struct("<I")
 

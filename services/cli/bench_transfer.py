@@ -1,0 +1,154 @@
+"""`handoff bench transfer`: how long KV travels between two processes of this host, beside what bounds it.
+
+All ways take turns, so that what else the host does hits all of them alike. The first run of a turn does not count:
+it finds in the caches what another way has left there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.report import show
+from services.cli.transfer_ways import MEMCPY, QUEUE, RAW_TCP, SHAPE, Setup, Way, ways
+
+SIZES_MIB = (1.0, 3.5, 28.0, 112.0)
+_MIB = 1 << 20
+_SLOW_BYTES = 64 * _MIB
+_FEW = 3
+_RUNS_A_TURN = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. runs: of every way at every size; a third of it above 64 MiB, and for the queue."""
+
+    sizes_mib: Sequence[float] = SIZES_MIB
+    runs: int = 30
+
+    def tokens(self, size_mib: float) -> int:
+        """The prompt whose KV has about this size."""
+        return max(1, round(size_mib * _MIB / SHAPE.bytes_per_token))
+
+    def runs_of(self, way: str, size_mib: float) -> int:
+        """How often a way is measured."""
+        few = way == QUEUE or size_mib * _MIB > _SLOW_BYTES
+        return max(3, self.runs // _FEW) if few else self.runs
+
+
+@dataclass
+class Result:
+    """seconds[size][way]: every measured run."""
+
+    plan: Plan
+    seconds: dict[float, dict[str, list[float]]] = field(default_factory=dict)
+
+    def p50_ms(self, size_mib: float, way: str) -> float:
+        """Median."""
+        return median(self.seconds[size_mib][way]) * 1e3
+
+    def p99_ms(self, size_mib: float, way: str) -> float:
+        """Nearest rank; with fewer than 100 runs it is the slowest one."""
+        ordered = sorted(self.seconds[size_mib][way])
+        return ordered[-(-99 * len(ordered) // 100) - 1] * 1e3
+
+    def gb_per_s(self, size_mib: float, way: str) -> float:
+        """Bytes of KV per second at the median."""
+        return self.plan.tokens(size_mib) * SHAPE.bytes_per_token / self.p50_ms(size_mib, way) / 1e6
+
+    @property
+    def goals(self) -> dict[str, bool]:
+        """Which of the stated goals were measured, and whether they are met."""
+        goals: dict[str, bool] = {}
+
+        def goal(text: str, size_mib: float, way: str, limit_ms: float | tuple[str, float]) -> None:
+            measured = self.seconds.get(size_mib, {})
+            if way not in measured:
+                return
+            if isinstance(limit_ms, tuple):
+                other, factor = limit_ms
+                limit_ms = self.p50_ms(size_mib, other) * factor
+            value_ms = self.p50_ms(size_mib, way)
+            goals[f"{way} {size_mib:g} MiB {text}: {value_ms:.2f} of {limit_ms:.2f} ms"] = (
+                value_ms <= limit_ms
+            )
+
+        goal("under 1 ms", 3.5, "shm", 1.0)
+        goal("at 60 % of the speed of two memcpys", 28.0, "shm", (MEMCPY, 1 / 0.6))
+        goal("under 4 ms", 3.5, "tcp", 4.0)
+        for size_mib in (28.0, 112.0):
+            goal("at 60 % of raw TCP", size_mib, "tcp", (RAW_TCP, 1 / 0.6))
+        for way in self.seconds.get(28.0, {}):
+            if way not in (MEMCPY, RAW_TCP, QUEUE):
+                goal("4 times faster than pickle + Queue", 28.0, way, (QUEUE, 0.25))
+        return goals
+
+    def to_dict(self) -> dict[str, object]:
+        """For machines."""
+        return {
+            "sizes": {
+                f"{size:g}": {
+                    way: {
+                        "p50_ms": self.p50_ms(size, way),
+                        "p99_ms": self.p99_ms(size, way),
+                        "gb_per_s": self.gb_per_s(size, way),
+                        "runs": len(times),
+                    }
+                    for way, times in by_way.items()
+                }
+                for size, by_way in self.seconds.items()
+            },
+            "goals": self.goals,
+        }
+
+
+def measure_transfer(
+    plan: Plan, cores: Sequence[int], transports: Sequence[str], *, scattered: bool
+) -> Result:
+    """Run the plan. The sender keeps to the first core, the receiver to the last."""
+    setup = Setup(
+        max_tokens=max(map(plan.tokens, plan.sizes_mib)),
+        cores=(cores[0], cores[-1]),
+        scattered=scattered,
+        transports=tuple(transports),
+    )
+    result = Result(plan)
+    with ways(setup) as by_name:
+        for size_mib in plan.sizes_mib:
+            result.seconds[size_mib] = _take_turns(plan, size_mib, by_name)
+    return result
+
+
+def _take_turns(plan: Plan, size_mib: float, by_name: Mapping[str, Way]) -> dict[str, list[float]]:
+    num_tokens = plan.tokens(size_mib)
+    seconds: dict[str, list[float]] = {name: [] for name in by_name}
+    while any(len(seconds[name]) < plan.runs_of(name, size_mib) for name in by_name):
+        for name, way in by_name.items():
+            left = plan.runs_of(name, size_mib) - len(seconds[name])
+            if left > 0:
+                way(num_tokens)
+                seconds[name] += [way(num_tokens) for _ in range(min(left, _RUNS_A_TURN))]
+    return seconds
+
+
+def print_transfer(console: Console, result: Result) -> None:
+    """The table and the goals."""
+    table = Table()
+    table.add_column("way")
+    for size_mib in result.seconds:
+        table.add_column(f"{size_mib:g} MiB", justify="right")
+    names = list(next(iter(result.seconds.values())))
+    for way in names:
+        table.add_row(way, *(_cell(result, size_mib, way) for size_mib in result.seconds))
+    show(console, "p50 / p99 ms (GB/s at p50), from the call to the receiver's answer", table)
+    for goal, met in result.goals.items():
+        console.print(f"goal: {goal}: {'met' if met else 'missed'}", highlight=False)
+
+
+def _cell(result: Result, size_mib: float, way: str) -> str:
+    p50, p99 = result.p50_ms(size_mib, way), result.p99_ms(size_mib, way)
+    return f"{p50:.2f} / {p99:.2f} ({result.gb_per_s(size_mib, way):.2f})"

@@ -1,0 +1,269 @@
+"""Ways to bring bytes from one process to another, each measured alike: from the call to the receiver's last word.
+
+One process sends, one (`serve`) receives, each on its own core. A way is asked for a number of tokens and returns
+the seconds it took. The KV transports run as in the workers: sent, verified by digest, injected into a block pool.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from threading import Thread
+from typing import Any
+
+from shared.kv.block_views import BlockViews
+from shared.kv.book import Received
+from shared.kv.limits import ReceiveLimits
+from shared.kv.manifest import Expected, Manifest, plan_chunks
+from shared.kv.progress import Progress
+from shared.kv.put import PutReport
+from shared.kv.receiver import KvListener, Offer
+from shared.kv.sender import KvSender, Send, SendTimeouts
+from shared.kv.shape import KINDS, Kind, KvShape
+from shared.kv.source import KvSink
+from shared.kv.ticket import Ticket
+from shared.kv.transports.choice import usable
+from shared.wire import Handoff
+
+# Qwen2.5-1.5B in bfloat16: 28 KiB a token, so 128 tokens are 3.5 MiB.
+SHAPE = KvShape(num_layers=28, num_kv_heads=2, head_dim=128, dtype="BF16")
+BLOCK_SIZE = 16
+
+MEMCPY, RAW_TCP, QUEUE = "memcpy, twice", "raw TCP", "pickle + Queue"
+
+Way = Callable[[int], float]
+
+_SECRET = b"handoff bench transfer"
+_BOOT = "bench"
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Setup:
+    """max_tokens: the most that is sent. cores: of sender and receiver. scattered: no two blocks are neighbours."""
+
+    max_tokens: int
+    cores: tuple[int, int]
+    scattered: bool
+    transports: tuple[str, ...]
+
+
+class _Pool:
+    """K and V of every layer, all memory touched, and one sequence's block table."""
+
+    def __init__(self, setup: Setup, seed: int) -> None:
+        num_blocks = -(-setup.max_tokens // BLOCK_SIZE)
+        self._block_table = list(range(num_blocks))
+        if setup.scattered:
+            random.Random(seed).shuffle(self._block_table)
+        page = random.Random(seed).randbytes(BLOCK_SIZE * SHAPE.row_bytes)
+        self._memory = {
+            (layer, kind): memoryview(bytearray(page * num_blocks))
+            for layer in range(SHAPE.num_layers)
+            for kind in KINDS
+        }
+
+    def views(self) -> BlockViews:
+        return BlockViews(self._of, self._block_table, BLOCK_SIZE, SHAPE.row_bytes)
+
+    def _of(self, layer: int, kind: Kind) -> memoryview:
+        return self._memory[layer, kind]
+
+
+def _expected(handoff_id: str) -> Expected:
+    """The reservation that an id stands for: `bench-<tokens>-<n>`."""
+    return Expected(
+        fingerprint="bench",
+        handoff_id=handoff_id,
+        epoch=1,
+        token_hash="bench",  # noqa: S106 - no password
+        from_token=0,
+        num_tokens=int(handoff_id.split("-")[1]),
+        num_choices=1,
+        shape=SHAPE,
+    )
+
+
+class _Claim:
+    def __init__(self, expected: Expected, sink: KvSink) -> None:
+        self.expected = expected
+        self.sink = sink
+
+    def attach(self, abort: Callable[[], None]) -> None: ...
+
+    def commit(self, received: Received) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class _Book:
+    """Grants whatever is asked for (shared.kv.book.ReceiveBook)."""
+
+    def __init__(self, sink: KvSink) -> None:
+        self._sink = sink
+
+    def claim(self, ticket: Ticket) -> _Claim:
+        return _Claim(_expected(ticket.handoff_id), self._sink)
+
+
+def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
+    """The receiving process: all ways at once, until the pipe closes."""
+    import torch  # noqa: PLC0415 - takes seconds, and `handoff bench --help` needs none of it
+
+    os.sched_setaffinity(0, {setup.cores[1]})
+    torch.set_num_threads(1)
+
+    def no_report(_: PutReport) -> None: ...
+
+    listener = KvListener(
+        "127.0.0.1",
+        0,
+        _Book(_Pool(setup, seed=2).views()),
+        secret=_SECRET,
+        limits=ReceiveLimits(),
+        on_end=no_report,
+        transports=setup.transports,
+    )
+    listener.start()
+    raw = socket.create_server(("127.0.0.1", 0))
+    total_bytes = setup.max_tokens * SHAPE.bytes_per_token
+    Thread(target=_take_raw, args=(raw, bytearray(total_bytes)), daemon=True).start()
+    target = [torch.zeros(setup.max_tokens * SHAPE.row_bytes // 2, dtype=torch.bfloat16) for _ in range(56)]
+    try:
+        pipe.send((listener.offer("127.0.0.1"), raw.getsockname()[1]))
+        while pipe.recv() == QUEUE:
+            for own, sent in zip(target, queue.get(), strict=True):
+                own[: len(sent)] = sent
+            pipe.send(True)
+    except EOFError:
+        pass
+    finally:
+        listener.close()
+
+
+def _take_raw(listening: socket.socket, buffer: bytearray) -> None:
+    sock, _ = listening.accept()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    view = memoryview(buffer)
+    while head := sock.recv(_LENGTH_BYTES, socket.MSG_WAITALL):
+        left = view[: int.from_bytes(head, "little")]
+        while left:
+            left = left[sock.recv_into(left) :]
+        sock.sendall(b"\0")
+
+
+@contextmanager
+def ways(setup: Setup) -> Iterator[dict[str, Way]]:
+    """Every way by name, ready to be used; this process keeps to the sender's core within."""
+    import torch  # noqa: PLC0415 - takes seconds, and `handoff bench --help` needs none of it
+
+    context = multiprocessing.get_context("spawn")
+    before = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        queue = context.Queue()
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(setup, theirs, queue), daemon=True)
+        process.start()
+        theirs.close()
+        stack.callback(process.join, 10)
+        stack.callback(pipe.close)
+        stack.callback(os.sched_setaffinity, 0, before)
+        os.sched_setaffinity(0, {setup.cores[0]})
+        torch.set_num_threads(1)
+        offer, raw_port = pipe.recv()
+        made: dict[str, Way] = {
+            MEMCPY: _memcpy(setup),
+            RAW_TCP: _raw_tcp(setup, raw_port, stack),
+            QUEUE: _queue(setup, pipe, queue),
+        }
+        source = _Pool(setup, seed=1).views()
+        numbers = itertools.count()
+        for transport in usable(",".join(setup.transports)):
+            sender = KvSender(_SECRET, [transport], SendTimeouts())
+            stack.callback(sender.close)
+            made[transport.name] = _transport(sender, source, offer, numbers)
+        yield made
+
+
+def _memcpy(setup: Setup) -> Way:
+    size = setup.max_tokens * SHAPE.bytes_per_token
+    first, second, third = (memoryview(bytearray(b"\1") * size) for _ in range(3))
+
+    def copy_twice(num_tokens: int) -> float:
+        num_bytes = num_tokens * SHAPE.bytes_per_token
+        began = time.perf_counter()
+        second[:num_bytes] = first[:num_bytes]
+        third[:num_bytes] = second[:num_bytes]
+        return time.perf_counter() - began
+
+    return copy_twice
+
+
+def _raw_tcp(setup: Setup, port: int, stack: ExitStack) -> Way:
+    sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    content = memoryview(bytearray(b"\1") * (setup.max_tokens * SHAPE.bytes_per_token))
+
+    def send(num_tokens: int) -> float:
+        num_bytes = num_tokens * SHAPE.bytes_per_token
+        began = time.perf_counter()
+        sock.sendall(num_bytes.to_bytes(_LENGTH_BYTES, "little"))
+        sock.sendall(content[:num_bytes])
+        sock.recv(1)
+        return time.perf_counter() - began
+
+    return send
+
+
+def _queue(setup: Setup, pipe: Pipe, queue: Any) -> Way:
+    import torch  # noqa: PLC0415 - takes seconds, and `handoff bench --help` needs none of it
+
+    rows = setup.max_tokens * SHAPE.row_bytes // 2
+    tensors = [torch.ones(rows, dtype=torch.bfloat16) for _ in range(SHAPE.num_layers * len(KINDS))]
+
+    def send(num_tokens: int) -> float:
+        content = [tensor[: num_tokens * SHAPE.row_bytes // 2].clone() for tensor in tensors]
+        pipe.send(QUEUE)
+        began = time.perf_counter()
+        queue.put(content)
+        pipe.recv()
+        return time.perf_counter() - began
+
+    return send
+
+
+def _transport(sender: KvSender, source: BlockViews, offer: Offer, numbers: Iterator[int]) -> Way:
+    def send(num_tokens: int) -> float:
+        handoff_id = f"bench-{num_tokens}-{next(numbers)}"
+        url = offer.kv_url(handoff_id)
+        ticket = Ticket(
+            handoff_id, 1, url, _BOOT, float("1e18"), host_id=offer.host_id, kv_socket=offer.kv_socket
+        )
+        handoff = Handoff(
+            handoff_id=handoff_id,
+            epoch=1,
+            kv_url=url,
+            ticket=ticket.sign(_SECRET),
+            have_tokens=0,
+            transports=offer.transports,
+        )
+        want = _expected(handoff_id)
+        manifest = Manifest(
+            **{name: getattr(want, name) for name in Expected.__dataclass_fields__},
+            chunks=plan_chunks(0, num_tokens, 0),
+        )
+        progress = Progress()
+        progress.finish([1], [False])
+        began = time.perf_counter()
+        sender.send(Send(handoff, "bench", manifest, source, progress))
+        return time.perf_counter() - began
+
+    return send
