@@ -81,7 +81,7 @@ class Service:
             await finish(answering.aclose())
 
     async def _plan(self, body: bytes, endpoint: Endpoint) -> tuple[ChatRequest | CompletionRequest, Plan]:
-        """What the client wants, as token ids and sampling. Long texts are worked on in a thread."""
+        """What the client wants, as token ids and sampling. Long texts and grammars are worked on in a thread."""
         parsed: ChatRequest | CompletionRequest
         if len(body) > self._settings.offload_chars:
             parse = parse_chat if endpoint == "chat" else parse_completion
@@ -98,7 +98,7 @@ class Service:
             resolve = partial(self._resolver.chat, parsed, facts, max_model_len, _draw_seed)
         else:
             resolve = partial(self._resolver.completion, parsed, facts, max_model_len, _draw_seed)
-        if parsed.text_chars > self._settings.offload_chars:
+        if parsed.text_chars > self._settings.offload_chars or parsed.has_form:
             return parsed, await asyncio.to_thread(resolve)
         return parsed, resolve()
 

@@ -7,7 +7,7 @@ and why, stands in router.openai.fields; limits that need the model or token cou
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -26,6 +26,16 @@ from router.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, check_refused, 
 from router.openai.fields import Field as KnownField
 from router.openai.messages import parse_messages
 from router.openai.prompts import Prompt, parse_prompts
+from router.openai.structured import (
+    Constraint,
+    parse_choice,
+    parse_grammar,
+    parse_json,
+    parse_regex,
+    parse_response_format,
+    parse_structured_outputs,
+)
+from router.openai.tools import AUTO, Tool, ToolChoice, callable_tools, parse_tool_choice, parse_tools
 from router.text.template import Message
 from shared.errors import InvalidRequest
 
@@ -72,6 +82,10 @@ def _prompts(value: Any, info: ValidationInfo) -> list[Prompt]:
     return parse_prompts(value, _limits(info).max_prompts)
 
 
+def _guided(parse: Callable[[Any, str], Constraint], name: str) -> PlainValidator:
+    return PlainValidator(lambda value: parse(value, name))
+
+
 def _limits(info: ValidationInfo) -> Limits:
     return info.context if isinstance(info.context, Limits) else Limits()
 
@@ -114,6 +128,12 @@ class _Request(BaseModel):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    response_format: Annotated[Constraint | None, PlainValidator(parse_response_format)] = None
+    structured_outputs: Annotated[Constraint | None, PlainValidator(parse_structured_outputs)] = None
+    guided_json: Annotated[Constraint | None, _guided(parse_json, "guided_json")] = None
+    guided_regex: Annotated[Constraint | None, _guided(parse_regex, "guided_regex")] = None
+    guided_choice: Annotated[Constraint | None, _guided(parse_choice, "guided_choice")] = None
+    guided_grammar: Annotated[Constraint | None, _guided(parse_grammar, "guided_grammar")] = None
     unknown: tuple[str, ...] = Field(default=(), exclude=True)
 
     @property
@@ -121,6 +141,22 @@ class _Request(BaseModel):
         """The answer's length that the client asked for; the smaller if it named two."""
         named = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
         return min(named, default=None)
+
+    @property
+    def constraints(self) -> list[Constraint]:
+        """Everything that was asked of the answer's form."""
+        asked = (self.response_format, self.structured_outputs, self.guided_json, self.guided_regex)
+        return [c for c in (*asked, self.guided_choice, self.guided_grammar) if c is not None]
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The one thing that was asked of the answer's form."""
+        return next(iter(self.constraints), None)
+
+    @property
+    def has_form(self) -> bool:
+        """Is there a grammar to be checked? That takes time."""
+        return self.constraint is not None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -169,9 +205,17 @@ class ChatRequest(_Request):
     )
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=MAX_LOGPROBS)
+    tools: Annotated[list[Tool], PlainValidator(parse_tools)] = Field(default_factory=list)
+    tool_choice: Annotated[ToolChoice, PlainValidator(parse_tool_choice)] = AUTO
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def has_form(self) -> bool:
+        """Tools have grammars too."""
+        return bool(self.tools) or self.constraint is not None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -209,6 +253,7 @@ def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
     reserved = _RESERVED_VARIABLES & request.chat_template_kwargs.keys()
     if reserved:
         _refuse("chat_template_kwargs", f"must not hold {min(reserved)}")
+    callable_tools(request.tools, request.tool_choice)
     if request.continue_final_message:
         last = request.messages[-1]
         if request.add_generation_prompt:
@@ -231,6 +276,9 @@ def _parse(cls: type[R], body: bytes, table: tuple[KnownField, ...], limits: Lim
         request = cls.model_validate(given | {"unknown": unknown_fields(content, table)}, context=limits)
     except ValidationError as exc:
         raise _told(exc) from exc
+    if len(request.constraints) > 1:
+        first, second = request.constraints[:2]
+        _refuse(second.param, f"and {first.param} exclude each other")
     if request.stream_options is not None and not request.stream:
         _refuse("stream_options", "is only allowed with stream")
     asked = request.asked_tokens

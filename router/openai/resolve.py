@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from router.openai.form import Form, FormBuilder
 from router.openai.infill import fill_in_the_middle
 from router.openai.requests import ChatRequest, CompletionRequest
 from router.text.choice import ChoiceText, split_stops
@@ -21,6 +22,7 @@ from router.text.conversation import ConversationEncoder
 from router.text.stop import StopSet
 from router.text.template import ChatTemplate
 from router.text.tokenizer import TextTokenizer
+from router.text.tools_choice import ToolChoiceText
 from shared.errors import InvalidRequest, PromptTooLong
 from shared.models.facts import ModelFacts
 from shared.wire import Sampling
@@ -57,6 +59,7 @@ class Plan:
     echo: bool = False
     every_entry: bool = False
     include_stop: bool = False
+    tool_names: tuple[str, ...] = ()
 
     def prompt_ids(self) -> list[list[int]]:
         """The prompt of every choice, by the index that the client sees."""
@@ -65,6 +68,15 @@ class Plan:
     def choice_text(self, tokenizer: TextTokenizer, prompt: int, *, offset: int = 0) -> ChoiceText:
         """The text pipeline of one sample of prompt number `prompt`; `offset` characters stand before it."""
         planned = self.prompts[prompt]
+        if self.tool_names:
+            return ToolChoiceText(
+                tokenizer,
+                planned.token_ids,
+                self.stops,
+                names=self.tool_names,
+                min_tokens=planned.sampling.min_tokens,
+                include_stop=self.include_stop,
+            )
         return ChoiceText(
             tokenizer,
             planned.token_ids,
@@ -85,6 +97,7 @@ class Resolver:
         """default_max_tokens: for requests that name none, in place of the endpoints' own defaults."""
         self._tokenizer = tokenizer
         self._conversations = ConversationEncoder(tokenizer, template)
+        self._forms = FormBuilder(tokenizer.control_ids)
         self._default_max_tokens = default_max_tokens
 
     def completion(
@@ -115,6 +128,7 @@ class Resolver:
         generation = request.add_generation_prompt
         return self._conversations.encode(
             request.messages,
+            tools=[tool.definition for tool in request.tools] if request.tool_choice.mode != "none" else None,
             add_generation_prompt=not request.continue_final_message if generation is None else generation,
             continue_final_message=request.continue_final_message,
             variables=request.chat_template_kwargs,
@@ -138,7 +152,8 @@ class Resolver:
             )
         _check_ids(stop_token_ids, facts.vocab_size, "stop_token_ids")
         _check_ids(request.logit_bias, facts.vocab_size, "logit_bias")
-        base = _sampling(request, facts, stop_token_ids)
+        form = self._forms.build(request)
+        base = _sampling(request, facts, stop_token_ids, form)
         planned: list[PlannedPrompt] = []
         for token_ids in prompts:
             if not token_ids:
@@ -168,11 +183,12 @@ class Resolver:
             echo=isinstance(request, CompletionRequest) and request.echo,
             every_entry=isinstance(request, CompletionRequest),
             include_stop=request.include_stop_str_in_output,
+            tool_names=form.tool_names,
         )
 
 
 def _sampling(
-    request: CompletionRequest | ChatRequest, facts: ModelFacts, stop_token_ids: tuple[int, ...]
+    request: CompletionRequest | ChatRequest, facts: ModelFacts, stop_token_ids: tuple[int, ...], form: Form
 ) -> Sampling:
     """Everything but what differs from prompt to prompt."""
     defaults = facts.sampling
@@ -199,6 +215,7 @@ def _sampling(
         ignore_eos=request.ignore_eos,
         num_logprobs=num_logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
+        grammar=form.grammar,
     )
 
 

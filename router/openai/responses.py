@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from router.openai.calls import call_delta, whole_calls
 from router.openai.logprobs import chat_logprobs, completion_logprobs
 from router.text.choice import Piece, TokenEntry
 from router.text.tokenizer import TextTokenizer
@@ -91,24 +92,20 @@ class Answer(ABC):
         return self._event(choice, None)
 
     def piece(self, index: int, piece: Piece, usage: Usage | None = None) -> bytes:
-        """The events of one piece: none, its text, its ending, or both. usage: counts so far, if wanted in each."""
-        events = b""
+        """The events of one piece, in order: its text, its calls, its ending. usage: counts so far, for each."""
+        if usage is None and self._prompts is None and piece.is_plain:
+            begin, end = self._around_text(index)
+            return begin + orjson.dumps(piece.text) + end
+        chunks: list[dict[str, Any]] = []
         if piece.text or piece.entries:
-            if piece.entries or usage is not None or self._prompts is not None:
-                ids = self._ids(piece if piece.finish_reason is None else None)
-                events = self._event(self._chunk(index, piece.text, piece.entries, None) | ids, usage)
-            else:
-                begin, end = self._around_text(index)
-                events = begin + orjson.dumps(piece.text) + end
+            chunks.append(self._chunk(index, piece.text, piece.entries, None))
+        chunks += [self._chunk(index, None, (), None) | {"delta": call_delta(call)} for call in piece.calls]
         if piece.finish_reason is not None:
-            ending = self._chunk(index, None, (), piece.finish_reason) | self._ids(piece)
-            events += self._event(ending, usage)
-        return events
-
-    def _ids(self, piece: Piece | None) -> dict[str, Any]:
-        if self._prompts is None:
-            return {}
-        return {"token_ids": [] if piece is None else piece.token_ids}
+            chunks.append(self._chunk(index, None, (), piece.finish_reason))
+        if self._prompts is not None:
+            for chunk in chunks:
+                chunk["token_ids"] = piece.token_ids if chunk is chunks[-1] else []
+        return b"".join(self._event(chunk, usage) for chunk in chunks)
 
     def usage(self, usage: Usage, timing: Mapping[str, Any] | None = None) -> bytes:
         """The last event before DONE, where it was asked for. timing: stage times to show beside the counts."""
@@ -197,6 +194,14 @@ class ChatAnswer(Answer):
         delta = {} if text is None else {"content": text}
         logprobs = chat_logprobs(entries, self._tokenizer) if entries else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        choice = super()._whole_choice(index, pieces)
+        calls = whole_calls(call for piece in pieces for call in piece.calls)
+        if calls:
+            message = choice["message"]
+            message |= {"content": message["content"] or None, "tool_calls": calls}
+        return choice
 
     def _choice(
         self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: str | None

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from router.text.detokenise import IncrementalDetokeniser
 from router.text.stop import StopMatcher, StopSet
 from router.text.tokenizer import TextTokenizer
+from router.text.tools_parser import CallDelta
 from shared.wire import FinishReason, TokenId, TokenOut
 
 
@@ -35,17 +37,26 @@ class TokenEntry:
         return self.offset + len(self.text)
 
 
+Ending: TypeAlias = FinishReason | Literal["tool_calls"]
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What one push settled. False if there is nothing to send. token_ids: all tokens since the last piece."""
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
-    finish_reason: FinishReason | None = None
+    finish_reason: Ending | None = None
     token_ids: tuple[TokenId, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.entries or self.finish_reason)
+        return bool(self.text or self.entries or self.finish_reason or self.calls)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but text."""
+        return bool(self.text) and not (self.entries or self.finish_reason or self.calls)
 
 
 _NOTHING = Piece()
@@ -69,12 +80,14 @@ class ChoiceText:
         include_stop: bool = False,
         every_entry: bool = False,
         offset: int = 0,
+        keep_special: bool = False,
     ) -> None:
         """min_tokens: text of so many first tokens cannot be part of a stop.
 
         include_stop: a stop string is part of the text. offset: characters of the answer before this text.
+        keep_special: special tokens have their names for a text.
         """
-        self._detokeniser = IncrementalDetokeniser(tokenizer, prompt_ids)
+        self._detokeniser = IncrementalDetokeniser(tokenizer, prompt_ids, keep_special=keep_special)
         self._matcher = StopMatcher(stops, include=include_stop)
         self._min_tokens = min_tokens
         self._every_entry = every_entry

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.text.choice import ChoiceText, Piece, TokenEntry, split_stops
+from router.text.choice import ChoiceText, Ending, Piece, TokenEntry, split_stops
 from router.text.stop import StopSet
 from router.text.tokenizer import TextTokenizer
 from shared.wire import FinishReason, Logprobs, TokenOut
@@ -28,7 +28,7 @@ def tokens_of(ids: Sequence[int], last: FinishReason | None = "length") -> list[
     ]
 
 
-def run(choice: ChoiceText, tokens: Sequence[TokenOut]) -> tuple[str, list[Piece], FinishReason | None]:
+def run(choice: ChoiceText, tokens: Sequence[TokenOut]) -> tuple[str, list[Piece], Ending | None]:
     """Push all; the joined text, the pieces and the finish reason."""
     pieces = [choice.push(token) for token in tokens]
     reasons = [piece.finish_reason for piece in pieces if piece.finish_reason]

@@ -1,0 +1,76 @@
+"""The form that an answer must have: one grammar from a request's format and its tools, checked.
+
+A call that must be made, or may be made, is made in full: its name is one of the tools', and its arguments
+follow the tool's schema. Where a format is asked for as well, the answer is either calls or of that format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import lru_cache
+
+from router.openai.requests import ChatRequest, CompletionRequest
+from router.openai.structured import Constraint
+from router.openai.tools import Tool, callable_tools
+from router.text.tools_grammar import CLOSE, OPEN, tools_grammar
+from shared.errors import InvalidRequest
+from shared.grammar import problem
+from shared.wire import MAX_GRAMMAR_CHARS, Grammar
+
+_MAX_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """grammar: None if the answer is free. tool_names: tools that it may call."""
+
+    grammar: Grammar | None = None
+    tool_names: tuple[str, ...] = ()
+
+
+class FormBuilder:
+    """Builds and checks. Thread-safe; takes milliseconds for a grammar that it has not met lately."""
+
+    def __init__(self, marks: Collection[str]) -> None:
+        """marks: texts that are single tokens."""
+        self._marks = [mark for mark in (OPEN, CLOSE) if mark in marks]
+        self._problem: Callable[[Grammar], str | None] = lru_cache(_MAX_REMEMBERED)(problem)
+
+    def build(self, request: ChatRequest | CompletionRequest) -> Form:
+        """Raises InvalidRequest, naming the field whose grammar is no good."""
+        wanted = request.constraint
+        if wanted is not None:
+            self._check(wanted)
+        free = Form(None if wanted is None else wanted.grammar)
+        if not isinstance(request, ChatRequest) or request.tool_choice.mode == "none":
+            return free
+        tools = callable_tools(request.tools, request.tool_choice)
+        if not tools:
+            return free
+        for tool in tools:
+            self._check(tool.arguments)
+        return Form(self._calls(request, tools, wanted), tuple(tool.name for tool in tools))
+
+    def _calls(self, request: ChatRequest, tools: list[Tool], wanted: Constraint | None) -> Grammar:
+        must_call = request.tool_choice.mode == "required"
+        if wanted is not None and wanted.grammar.kind == "lark" and not must_call:
+            raise InvalidRequest(f"{wanted.param} does not go together with tools", param=wanted.param)
+        text = tools_grammar(
+            {tool.name: tool.arguments.grammar.text for tool in tools},
+            must_call=must_call,
+            parallel=request.parallel_tool_calls,
+            marks=self._marks,
+            answer=None if wanted is None else wanted.grammar,
+        )
+        if len(text) > MAX_GRAMMAR_CHARS:
+            raise InvalidRequest("tools have too long parameters in all", param="tools")
+        calls = Constraint(Grammar(kind="lark", text=text), "tools")
+        self._check(calls)
+        return calls.grammar
+
+    def _check(self, constraint: Constraint) -> None:
+        reason = self._problem(constraint.grammar)
+        if reason is not None:
+            param = constraint.param
+            raise InvalidRequest(f"{param} cannot be enforced: {reason}", param=param)

@@ -1,0 +1,207 @@
+"""Constrained answers over real sockets: noise weights give what was asked for, wherever computed."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel, Field
+
+from tests.support.cluster import Cluster, wait_until
+from tests.support.completions import complete, random_prompt, token_ids
+
+HI: list[dict[str, Any]] = [{"role": "user", "content": "Describe a cat."}]
+WARM: dict[str, Any] = {"temperature": 1.0, "repetition_penalty": 1.0, "top_p": 1, "top_k": -1}
+NODE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"v": {"enum": [1, 2]}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+    "required": ["v", "next"],
+    "additionalProperties": False,
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "enum": {"enum": ["red", "grün", "青", 5, None]},
+    "nested": {
+        "type": "object",
+        "properties": {
+            "a": {
+                "type": "object",
+                "properties": {"b": {"type": "boolean"}},
+                "required": ["b"],
+                "additionalProperties": False,
+            },
+            "c": {"type": "string", "maxLength": 5},
+        },
+        "required": ["a", "c"],
+        "additionalProperties": False,
+    },
+    "array": {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 300}, "maxItems": 4},
+    "union": {"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": "^[a-c]{2,4}$"}]},
+    "recursive": {"$defs": {"node": NODE}, "$ref": "#/$defs/node"},
+    "date": {"type": "string", "format": "date"},
+    "tuple": {
+        "type": "array",
+        "prefixItems": [{"const": "x"}, {"type": "null"}],
+        "items": False,
+        "minItems": 2,
+    },
+}
+
+
+class Cat(BaseModel):
+    """What the client library is asked for."""
+
+    name: str = Field(max_length=8)
+    colour: Literal["black", "white"]
+    lives: Literal[1, 9]
+
+
+def chat(cluster: Cluster, **fields: Any) -> ChatCompletion:
+    """A whole answer, as the client library's type."""
+    body = {"model": "tiny", "messages": HI, "max_tokens": 400, **WARM} | fields
+    response = httpx.post(f"{cluster.url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return ChatCompletion.model_validate(response.json())
+
+
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    """As the API has it."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_answers_are_instances_of_the_schema(pd: Cluster, name: str) -> None:
+    """All choices that were not cut by length; those are rare enough that some always are whole."""
+    answer = chat(pd, response_format=schema_format(SCHEMAS[name]), n=8, seed=1)
+
+    whole = [c.message.content for c in answer.choices if c.finish_reason == "stop"]
+    assert whole
+    for content in whole:
+        jsonschema.validate(json.loads(content or ""), SCHEMAS[name])
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_choice": ["yes", "no", "may be"]}, "yes|no|may be"),
+        ({"guided_regex": r"\d{3}-[a-c]{2}"}, r"\d{3}-[a-c]{2}"),
+        ({"guided_regex": r"^(cat|dog)$"}, "cat|dog"),
+        ({"guided_grammar": 'root ::= "(" [0-9] ")" | "none"'}, r"\(\d\)|none"),
+        ({"structured_outputs": {"grammar": 'start: "a" ("b" | "c")'}}, "ab|ac"),
+        ({"structured_outputs": {"choice": ["é", "ü"]}}, "é|ü"),
+        ({"guided_json": {"const": {"a": "é"}}}, r'\s*\{\s*"a"\s*:\s*"é"\s*\}\s*'),
+    ],
+)
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_every_kind_of_form_holds_on_both_endpoints_streamed_and_not(
+    pd: Cluster, path: str, fields: dict[str, Any], pattern: str
+) -> None:
+    """And both give the same text."""
+    prompt: dict[str, Any] = {"messages": HI} if path.startswith("chat") else {"prompt": "Hello"}
+    body = {"model": "tiny", "max_tokens": 100, "seed": 3, **WARM} | prompt | fields
+    url = f"{pd.url}/v1/{path}"
+
+    choice = httpx.post(url, json=body, timeout=60).json()["choices"][0]
+    streamed = httpx.post(url, json=body | {"stream": True}, timeout=60).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    chunks = [event["choices"][0] for event in events]
+
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    joined = "".join(c["delta"].get("content") or "" if "delta" in c else c["text"] for c in chunks)
+    assert re.fullmatch(pattern, text)
+    assert text == joined
+    assert ["stop", "stop"] == [choice["finish_reason"], chunks[-1]["finish_reason"]]
+
+
+def test_json_mode_gives_an_object_without_runs_of_white_space(pd: Cluster) -> None:
+    """A model of noise would go on for ever; what it writes is a beginning of JSON with bounded white space."""
+    answer = chat(pd, response_format={"type": "json_object"}, n=8, seed=2, max_tokens=80)
+
+    for choice in answer.choices:
+        content = choice.message.content or ""
+        outside = re.sub(r'"(\\.|[^"\\])*("|$)', '""', content)
+        assert content.startswith("{")
+        assert not re.search(r"\s{22}|\n\s*\n", outside)
+        if choice.finish_reason == "stop":
+            assert isinstance(json.loads(content), dict)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_pd_unified_and_a_batch_give_the_same_tokens(pd: Cluster, unified: Cluster, n: int) -> None:
+    """Constrained and free requests side by side, each as if it were alone."""
+    shared: dict[str, Any] = {"n": n, "max_tokens": 40, **WARM}
+    requests = [
+        shared | ({"guided_json": SCHEMAS[name]} if name else {"ignore_eos": True}) | {"seed": seed}
+        for seed, name in enumerate([*SCHEMAS, None, None, None])
+    ]
+
+    def ask(cluster: Cluster, index: int) -> list[list[int]]:
+        return token_ids(complete(cluster, random_prompt(10 + 7 * index, seed=index), **requests[index]))
+
+    alone = [ask(pd, index) for index in range(len(requests))]
+    with ThreadPoolExecutor(len(requests)) as threads:
+        together = list(threads.map(lambda index: ask(pd, index), range(len(requests))))
+        in_unified = list(threads.map(lambda index: ask(unified, index), range(len(requests))))
+
+    assert alone == together
+    assert alone == in_unified
+
+
+def test_logprobs_of_a_constrained_answer_are_finite_and_one_per_token(pd: Cluster) -> None:
+    """What is ruled out shows as a very low number, never as infinity."""
+    answer = chat(pd, guided_choice=["yes", "no"], logprobs=True, top_logprobs=5)
+
+    logprobs = answer.choices[0].logprobs
+    assert answer.usage
+    assert logprobs
+    assert logprobs.content
+    assert answer.usage.completion_tokens - 1 == len(logprobs.content)
+    assert all(-9999 <= top.logprob <= 0 for entry in logprobs.content for top in entry.top_logprobs)
+
+
+def test_the_client_library_parses_into_its_models(pd: Cluster) -> None:
+    """`.parse` and `.stream` with a pydantic model."""
+    client = openai.OpenAI(base_url=f"{pd.url}/v1", api_key="x", max_retries=0)
+    arguments: dict[str, Any] = {
+        "model": "tiny",
+        "messages": HI,
+        "response_format": Cat,
+        "max_tokens": 200,
+        "temperature": 1.0,
+        "seed": 4,
+    }
+
+    parsed = client.chat.completions.parse(**arguments)
+    with client.chat.completions.stream(**arguments) as stream:
+        streamed = stream.get_final_completion()
+
+    cat = parsed.choices[0].message.parsed
+    assert isinstance(cat, Cat)
+    assert cat == streamed.choices[0].message.parsed
+
+
+def test_a_grammar_that_no_answer_can_follow_is_refused_before_work(pd: Cluster) -> None:
+    """With the field's name, and without any worker having seen it."""
+    before = pd.prefill[0].metric("handoff_prefill_requests_total")
+
+    response = httpx.post(
+        f"{pd.url}/v1/completions", json={"prompt": "x", "guided_json": {"type": "wat"}}, timeout=60
+    )
+
+    assert 400 == response.status_code
+    assert "guided_json" == response.json()["error"]["param"]
+    assert before == pd.prefill[0].metric("handoff_prefill_requests_total")
+
+
+def test_nothing_is_left_behind(pd: Cluster) -> None:
+    """After all of the above."""
+    chat(pd, guided_choice=["yes"])
+    wait_until(lambda: all(worker.worker.engine.num_groups == 0 for worker in pd.workers))
+
+    pd.check_nothing_left()
