@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from time import perf_counter
 
-import orjson
 from starlette.responses import Response
 
 from router.generation import Batch, Generation
 from router.metrics import RouterMetrics
-from router.openai.responses import DONE, ChatAnswer, CompletionAnswer
+from router.openai.response_answer import ResponseAnswer
+from router.openai.responses import ChatAnswer, CompletionAnswer
 from router.report import as_dict, headers
 from router.text.choice import Piece
 from shared.asgi.stream import StreamHead
 from shared.asgi.text import header_value
 from shared.errors import ServingError
 
-Answer = ChatAnswer | CompletionAnswer
+Answer = ChatAnswer | CompletionAnswer | ResponseAnswer
 
 
 class Answering:
@@ -34,7 +34,6 @@ class Answering:
         *,
         endpoint: str,
         stream: bool,
-        include_usage: bool,
         continuous_usage: bool,
         started: float,
         metrics: RouterMetrics,
@@ -44,7 +43,6 @@ class Answering:
         self._answer = answer
         self._endpoint = endpoint
         self._stream = stream
-        self._include_usage = include_usage
         self._continuous_usage = continuous_usage
         self._started = started
         self._metrics = metrics
@@ -84,7 +82,7 @@ class Answering:
         return StreamHead(headers=headers(self._generation.report(), at_first_token=True))
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Opening events, pieces as they come, usage if asked for, the timing comment, [DONE]."""
+        """Opening events, pieces as they come, and what closes the stream."""
         opening = b"".join(self._answer.start(i) for i in range(self._generation.num_choices))
         try:
             yield opening + self._events(self._first_batch or [])
@@ -95,11 +93,8 @@ class Answering:
             self._ending = _ending_of(exc)
             raise
         told = as_dict(self._generation.report())
-        closing = b": server-timing " + orjson.dumps(told) + b"\n\n" + DONE
-        if self._include_usage:
-            closing = self._answer.usage(self._generation.usage(), timing=told) + closing
         self._ending = "ok"
-        yield closing
+        yield self._answer.closing(self._generation.usage(), told)
 
     async def aclose(self) -> None:
         """Cancel what still runs and write the request's line."""

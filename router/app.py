@@ -106,6 +106,11 @@ def create_app(
         """Plain text or token ids, whole or streamed."""
         return await service.answer(request, "completions")
 
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        """Chat in the form of the newer API, whole or as typed events."""
+        return await service.answer(request, "responses")
+
     return app
 
 

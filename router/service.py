@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import Literal
 
 import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.answering import Answering
+from router.answering import Answer, Answering
 from router.checkpoint import Checkpoint
 from router.generation import Generation
 from router.metrics import RouterMetrics
 from router.openai.requests import ChatRequest, CompletionRequest, Limits, parse_chat, parse_completion
 from router.openai.resolve import Plan, Resolver
+from router.openai.response_answer import ResponseAnswer
+from router.openai.response_request import ResponseRequest, parse_response
 from router.openai.responses import ChatAnswer, CompletionAnswer
 from router.relay import Dispatcher
 from router.settings import RouterSettings
@@ -30,12 +33,15 @@ from shared.asgi.disconnect import finish, run_until_disconnect
 from shared.asgi.stream import SSE, OwnedStream
 from shared.errors import Overloaded, ServingError, Unavailable
 
-Endpoint = Literal["chat", "completions"]
+Endpoint = Literal["chat", "completions", "responses"]
+_PARSERS: Mapping[Endpoint, Callable[[bytes, Limits], ChatRequest | CompletionRequest]] = MappingProxyType(
+    {"chat": parse_chat, "completions": parse_completion, "responses": parse_response}
+)
 _log = structlog.get_logger(__name__)
 
 
 class Service:
-    """Serves both endpoints. Holds no request's state but the number of prompts in flight."""
+    """Serves every endpoint that generates. Holds no request's state but the number of prompts in flight."""
 
     def __init__(
         self,
@@ -82,14 +88,11 @@ class Service:
 
     async def _plan(self, body: bytes, endpoint: Endpoint) -> tuple[ChatRequest | CompletionRequest, Plan]:
         """What the client wants, as token ids and sampling. Long texts and grammars are worked on in a thread."""
-        parsed: ChatRequest | CompletionRequest
+        parse = _PARSERS[endpoint]
         if len(body) > self._settings.offload_chars:
-            parse = parse_chat if endpoint == "chat" else parse_completion
             parsed = await asyncio.to_thread(parse, body, self._limits)
         else:
-            parsed = (
-                parse_chat(body, self._limits) if endpoint == "chat" else parse_completion(body, self._limits)
-            )
+            parsed = parse(body, self._limits)
         self._checkpoint.check_name(parsed.model)
         self._tell_unknown(parsed.unknown)
         facts = self._checkpoint.facts
@@ -121,17 +124,6 @@ class Service:
         started: float,
     ) -> Answering:
         request_id = request_id_of(request.scope)
-        make = ChatAnswer if endpoint == "chat" else CompletionAnswer
-        answer = make(
-            request_id.removeprefix("req-"),
-            created=int(time.time()),
-            model=self._checkpoint.name,
-            fingerprint=f"handoff-{self._checkpoint.tokenizer_digest[:8]}",
-            tokenizer=self._checkpoint.tokenizer,
-            include_usage=plan.include_usage,
-            logprobs=plan.logprobs,
-            prompts=plan.prompt_ids() if plan.token_ids else None,
-        )
         generation = Generation(
             self._dispatcher,
             plan,
@@ -142,14 +134,31 @@ class Service:
         )
         return Answering(
             generation,
-            answer,
+            self._answer(parsed, plan, request_id.removeprefix("req-")),
             endpoint=endpoint,
             stream=parsed.stream,
-            include_usage=plan.include_usage,
             continuous_usage=plan.continuous_usage,
             started=started,
             metrics=self._metrics,
             release=partial(self._release, len(plan.prompts)),
+        )
+
+    def _answer(self, parsed: ChatRequest | CompletionRequest, plan: Plan, response_id: str) -> Answer:
+        model, created = self._checkpoint.name, int(time.time())
+        if isinstance(parsed, ResponseRequest):
+            sampling = plan.prompts[0].sampling
+            drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+            return ResponseAnswer(response_id, created=created, model=model, told=parsed.told | drawn)
+        make = ChatAnswer if isinstance(parsed, ChatRequest) else CompletionAnswer
+        return make(
+            response_id,
+            created=created,
+            model=model,
+            fingerprint=f"handoff-{self._checkpoint.tokenizer_digest[:8]}",
+            tokenizer=self._checkpoint.tokenizer,
+            include_usage=plan.include_usage,
+            logprobs=plan.logprobs,
+            prompts=plan.prompt_ids() if plan.token_ids else None,
         )
 
     def _tell_unknown(self, names: tuple[str, ...]) -> None:

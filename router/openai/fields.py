@@ -30,6 +30,13 @@ def _refused(name: str, *neutral: Any, note: str = "") -> Field:
     return Field(name, "refused", note, neutral)
 
 
+PASSED_ON = (
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "stream"),
+    *("include_stop_str_in_output", "truncate_prompt_tokens"),
+)
+"""Fields that /v1/responses has from chat as they are."""
+
 _SHARED = (
     Field("model", "supported", "missing means the served model"),
     Field("n", "supported", "choices per prompt"),
@@ -123,6 +130,36 @@ CHAT_FIELDS = (
     _refused("chat_template", note="the checkpoint's own template is used"),
     _refused("documents"),
     _refused("add_special_tokens", False),
+)
+
+RESPONSE_FIELDS = (
+    Field("model", "supported", "missing means the served model"),
+    Field("input", "supported", "text, or a list of messages, function calls and their outputs"),
+    Field("instructions", "supported", "a system message before the input"),
+    Field("max_output_tokens", "supported", "above the room that is left: 400"),
+    *(field for field in _SHARED if field.name in PASSED_ON),
+    Field("text", "supported", "format and its limits as response_format of chat; verbosity only medium"),
+    Field("chat_template_kwargs", "supported", "further variables for the template"),
+    Field("include", "ignored", "nothing that could be included exists; logprobs are refused"),
+    Field("reasoning", "ignored", "this model has none that can be set"),
+    Field("parallel_tool_calls", "ignored"),
+    Field("max_tool_calls", "ignored", "built-in tools do not exist"),
+    Field("stream_options", "ignored", "obfuscation is never added"),
+    *(field for field in _SHARED if field.name in ("user", "metadata", "store", "service_tier")),
+    *(field for field in _SHARED if field.name.startswith(("safety_", "prompt_cache_"))),
+    Field("moderation", "ignored"),
+    Field("access_programs", "ignored"),
+    _refused("previous_response_id", note="nothing is stored; send the whole conversation as input"),
+    _refused("conversation", note="nothing is stored; send the whole conversation as input"),
+    _refused("prompt", note="there are no stored prompts"),
+    _refused("background", False),
+    _refused("background_options"),
+    _refused("context_management"),
+    _refused("truncation", "disabled"),
+    _refused("top_logprobs", 0),
+    _refused("tools"),
+    _refused("tool_choice", "none", "auto"),
+    _refused("image"),
 )
 
 

@@ -248,6 +248,12 @@ def parse_completion(body: bytes, limits: Limits) -> CompletionRequest:
 def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
     """Raises InvalidRequest, which names the field at fault."""
     request = _parse(ChatRequest, body, CHAT_FIELDS, limits)
+    check_chat(request)
+    return request
+
+
+def check_chat(request: ChatRequest) -> None:
+    """What no field can tell alone. Raises InvalidRequest, which names the field at fault."""
     if request.top_logprobs and not request.logprobs:
         _refuse("top_logprobs", "needs logprobs to be true")
     reserved = _RESERVED_VARIABLES & request.chat_template_kwargs.keys()
@@ -260,16 +266,25 @@ def parse_chat(body: bytes, limits: Limits) -> ChatRequest:
             _refuse("continue_final_message", "and add_generation_prompt exclude each other")
         if last["role"] != "assistant" or last["content"] is None or last.get("tool_calls"):
             _refuse("continue_final_message", "needs a last message of the assistant, with text and no calls")
-    return request
 
 
-def _parse(cls: type[R], body: bytes, table: tuple[KnownField, ...], limits: Limits) -> R:
+def parse_body(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises InvalidRequest."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
         raise InvalidRequest(f"the body is not valid JSON: {exc.msg}") from exc
     if not isinstance(content, dict):
         raise InvalidRequest("the body must be a JSON object")
+    return content
+
+
+def _parse(cls: type[R], body: bytes, table: tuple[KnownField, ...], limits: Limits) -> R:
+    return validate(cls, parse_body(body), table, limits)
+
+
+def validate(cls: type[R], content: dict[str, Any], table: tuple[KnownField, ...], limits: Limits) -> R:
+    """Raises InvalidRequest, which names the field at fault."""
     check_refused(content, table)
     given = {name: value for name, value in content.items() if value is not None}
     try:

@@ -46,6 +46,11 @@ def event(content: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(content) + _END
 
 
+def timing_comment(timing: Mapping[str, Any]) -> bytes:
+    """Where the time went, as a comment that clients skip."""
+    return b": server-timing " + orjson.dumps(timing) + _END
+
+
 class Answer(ABC):
     """What both endpoints' answers share. One object per request; `id` is one for all its events.
 
@@ -76,6 +81,7 @@ class Answer(ABC):
         """
         self.id = self.prefix + response_id
         self._tokenizer = tokenizer
+        self._include_usage = include_usage
         self._logprobs = logprobs
         self._prompts = prompts
         self._head = {"created": created, "model": model, "system_fingerprint": fingerprint}
@@ -112,6 +118,11 @@ class Answer(ABC):
         content = {"id": self.id, "object": self.stream_object, **self._head, "choices": []}
         shown = content | {"usage": usage.to_json()}
         return event(shown if timing is None else shown | {"timing": timing})
+
+    def closing(self, usage: Usage, timing: Mapping[str, Any]) -> bytes:
+        """The end of a stream: usage if it was asked for, the timing comment, [DONE]."""
+        counts = self.usage(usage, timing) if self._include_usage else b""
+        return counts + timing_comment(timing) + DONE
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> bytes:
         """The JSON body of the answer that is not streamed: all pieces of each choice, in index order."""

@@ -145,9 +145,13 @@ def test_lists_cover_prompt_and_completion_of_every_choice(
     assert 30 == answer["usage"]["completion_tokens"]
 
 
-@pytest.mark.parametrize("fields", [{"stop": ["e"]}, {"logit_bias": {"641": 100}}, {"max_tokens": 1}, {}])
-def test_as_many_entries_as_usage_counts_however_it_ends(cluster: Cluster, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"stop": ["e"]}, {"end": True}, {"max_tokens": 1}, {}])
+def test_as_many_entries_as_usage_counts_however_it_ends(
+    cluster: Cluster, tokenizer: TextTokenizer, fields: dict[str, Any]
+) -> None:
     """At a stop string, at an end token, at the limit."""
+    if "end" in fields:
+        fields = {"logit_bias": {tokenizer.control_ids["<|im_end|>"]: 15}}
     body: dict[str, Any] = {"prompt": TEXT, "max_tokens": 24, "echo": True, "logprobs": 1, **GREEDY} | fields
     answer = ask(cluster, **body)
     usage = answer["usage"]

@@ -1,0 +1,182 @@
+"""/v1/responses: the same answers as chat, in objects and events that the openai package's own types accept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from router.text.tokenizer import TextTokenizer
+from tests.integration.test_bad_input import check_error
+from tests.support.cluster import Cluster
+
+GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"repetition_penalty": 1.0}}
+INPUT: list[Any] = [
+    {"role": "developer", "content": "Be short."},
+    {
+        "role": "user",
+        "content": [{"type": "input_text", "text": "hi "}, {"type": "input_text", "text": "there"}],
+    },
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]},
+    {"type": "reasoning", "id": "rs_1", "summary": []},
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"x": 1}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "7"},
+    {"role": "user", "content": "and?"},
+]
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "hi there"},
+    {"role": "assistant", "content": "Hello."},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "7"},
+    {"role": "user", "content": "and?"},
+]
+
+
+@pytest.fixture(scope="module")
+def client(pd: Cluster) -> Iterator[openai.OpenAI]:
+    """The openai package, without second tries."""
+    url = f"{pd.url}/v1"
+    with openai.OpenAI(
+        base_url=url, api_key="any", max_retries=0, _strict_response_validation=True
+    ) as opened:
+        yield opened
+
+
+def test_it_answers_what_chat_answers(client: openai.OpenAI) -> None:
+    """Text as input, instructions, counts and the reason of an early end."""
+    response = client.responses.create(
+        model="tiny", input="hi", instructions="Be short.", max_output_tokens=6, **GREEDY
+    )
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "system", "content": "Be short."}, {"role": "user", "content": "hi"}],
+        max_tokens=6,
+        **GREEDY,
+    )
+
+    assert chat.choices[0].message.content == response.output_text
+    assert chat.usage is not None
+    assert response.usage is not None
+    assert (chat.usage.prompt_tokens, 6) == (response.usage.input_tokens, response.usage.output_tokens)
+    assert response.incomplete_details is not None
+    assert ("incomplete", "max_output_tokens") == (response.status, response.incomplete_details.reason)
+    assert ("Be short.", 0.0, False) == (
+        response.instructions,
+        response.temperature,
+        response.to_dict()["store"],
+    )
+
+
+def test_an_answer_that_ends_by_itself_is_complete(client: openai.OpenAI, tiny_model: Path) -> None:
+    """At an end token."""
+    end = TextTokenizer.load(tiny_model).control_ids["<|im_end|>"]
+    response = client.responses.create(model="tiny", input="hi", extra_body={"logit_bias": {end: 100}})
+
+    assert ("completed", "", None) == (response.status, response.output_text, response.incomplete_details)
+
+
+def test_every_kind_of_input_item_becomes_its_message(client: openai.OpenAI) -> None:
+    """Roles, parts, calls and their outputs; reasoning is left out."""
+    response = client.responses.create(model="tiny", input=INPUT, max_output_tokens=6, **GREEDY)
+    chat: Any = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=6, **GREEDY)  # type: ignore[arg-type]
+
+    assert response.usage is not None
+    assert chat.usage.prompt_tokens == response.usage.input_tokens
+    assert chat.choices[0].message.content == response.output_text
+
+
+def test_the_stream_is_the_whole_answer_in_typed_events(pd: Cluster, client: openai.OpenAI) -> None:
+    """In order, numbered, each of the type that its name says; the last one holds the whole response."""
+    body = {"model": "tiny", "input": "hi", "max_output_tokens": 6, "temperature": 0, "stream": True}
+    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    events = []
+    with httpx.stream("POST", f"{pd.url}/v1/responses", json=body, timeout=60) as stream:
+        name = ""
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                event = adapter.validate_python(json.loads(line.removeprefix("data: ")))
+                assert name == event.type
+                events.append(event)
+    whole = client.responses.create(model="tiny", input="hi", max_output_tokens=6, temperature=0)
+
+    assert list(range(len(events))) == [event.sequence_number for event in events]
+    kinds = [event.type for event in events]
+    assert [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+    ] == kinds[:5]
+    assert [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ] == kinds[-4:]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert whole.output_text == "".join(deltas) == events[-4].text == events[-1].response.output_text
+    assert whole.usage == events[-1].response.usage
+    assert isinstance(events[-1].response, Response)
+
+
+def test_the_stream_helper_of_the_package_follows(client: openai.OpenAI) -> None:
+    """It keeps its own account of the events, and wants them complete."""
+    with client.responses.stream(model="tiny", input="hi", max_output_tokens=6) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+
+    assert text
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("input", {}),
+        ("input", {"input": []}),
+        ("input", {"input": None}),
+        ("input", {"input": 5}),
+        ("input[0]", {"input": ["x"]}),
+        ("input[0].type", {"input": [{"type": "item_reference", "id": "x"}]}),
+        ("input", {"input": [{"role": "wizard", "content": "x"}]}),
+        ("input", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+        ("instructions", {"instructions": 5}),
+        ("previous_response_id", {"previous_response_id": "resp_1"}),
+        ("conversation", {"conversation": "conv_1"}),
+        ("background", {"background": True}),
+        ("truncation", {"truncation": "auto"}),
+        ("include", {"include": ["message.output_text.logprobs"]}),
+        ("max_output_tokens", {"max_output_tokens": 0}),
+        ("temperature", {"temperature": 9}),
+        ("text", {"text": "json"}),
+        ("stream", {"stream": 1}),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(pd: Cluster, param: str, body: dict[str, Any]) -> None:
+    """A 400 in the one shape; nothing is stored, so earlier responses cannot be named."""
+    content = {"input": "hi"} | body if body and "input" not in body else body
+    response = httpx.post(f"{pd.url}/v1/responses", json=content)
+
+    check_error(response, 400)
+    assert param == response.json()["error"]["param"], response.text
+
+
+def test_too_long_an_input_says_what_clients_search_for(pd: Cluster) -> None:
+    """As on the other endpoints."""
+    response = httpx.post(f"{pd.url}/v1/responses", json={"input": "hi " * 9000})
+
+    check_error(response, 400)
+    assert "maximum context length is 4096 tokens" in response.json()["error"]["message"]
