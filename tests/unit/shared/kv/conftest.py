@@ -1,4 +1,4 @@
-"""Real sockets for the tests of the TCP transport, and proof that nothing of them is left."""
+"""Real sockets for the tests of the transports, and proof that nothing of them is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ class Listening:
     def __init__(self, book: ReceiveBook, limits: ReceiveLimits) -> None:
         self.reports: list[PutReport] = []
         self.reported = threading.Semaphore(0)
-        self.listener = KvListener("127.0.0.1", 0, book, secret=SECRET, limits=limits, on_end=self._on_end)
+        self.listener = KvListener(
+            "127.0.0.1",
+            0,
+            book,
+            secret=SECRET,
+            limits=limits,
+            on_end=self._on_end,
+            transports=("shm", "unix"),
+        )
         self.listener.start()
         self.port = self.listener.port
 

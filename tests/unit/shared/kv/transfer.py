@@ -7,11 +7,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from shared.kv.manifest import Expected, Manifest
 from shared.kv.progress import Progress
+from shared.kv.receiver import Offer
 from shared.kv.sender import KvSender, Send, SendStats, SendTimeouts
 from shared.kv.shape import Kind, KvShape
 from shared.kv.source import KvSource
 from shared.kv.ticket import Ticket, kv_url
+from shared.kv.transports.base import Transport
+from shared.kv.transports.shm import SegmentBudget, ShmTransport
 from shared.kv.transports.tcp import TcpTransport
+from shared.kv.transports.unix import UnixTransport
 from shared.wire import Handoff
 from tests.unit.shared.kv.blobs import Pool, expected, first_tokens, manifest_for
 from tests.unit.shared.kv.book import BOOT, OneReservation
@@ -57,6 +61,38 @@ def reservation(want: Expected | None = None) -> OneReservation:
     """A reservation with an empty pool."""
     want = want or expected()
     return OneReservation(want, Pool(want.shape, num_tokens=want.num_tokens))
+
+
+TRANSPORTS = ("shm", "unix", "tcp")
+
+
+def transport_of(name: str, shm_bytes: int = 32 << 20) -> Transport:
+    """One transport's sending side."""
+    made: dict[str, Transport] = {
+        "shm": ShmTransport(SegmentBudget(shm_bytes)),
+        "unix": UnixTransport(),
+        "tcp": TcpTransport(),
+    }
+    return made[name]
+
+
+def sender_over(*names: str, timeouts: SendTimeouts | None = None) -> KvSender:
+    """A sender that prefers these transports in this order. The caller closes it."""
+    return KvSender(SECRET, [transport_of(name) for name in names], timeouts or SendTimeouts())
+
+
+def granted(offer: Offer, transports: tuple[str, ...] | None = None) -> Handoff:
+    """What the decode worker with this listener hands out for reservation h1."""
+    url = offer.kv_url("h1")
+    ticket = Ticket("h1", 7, url, BOOT, 100.0, host_id=offer.host_id, kv_socket=offer.kv_socket)
+    return Handoff(
+        handoff_id="h1",
+        epoch=7,
+        kv_url=url,
+        ticket=ticket.sign(SECRET),
+        have_tokens=0,
+        transports=offer.transports if transports is None else transports,
+    )
 
 
 class Watched:

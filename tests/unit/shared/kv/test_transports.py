@@ -1,0 +1,354 @@
+"""What every transport must do alike: bits, fences, kept connections; and how one of them is chosen."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shared.errors import BackendError, DigestMismatch, ManifestMismatch, ReservationGone
+from shared.kv.book import Received
+from shared.kv.limits import ReceiveLimits
+from shared.kv.manifest import Manifest
+from shared.kv.progress import Progress, TransferCancelled
+from shared.kv.sender import KvSender, Send, SendStats, SendTimeouts
+from shared.kv.shape import ITEMSIZE_BYTES, Kind, KvDtype, KvShape
+from shared.kv.source import KvSource
+from tests.unit.shared.kv.blobs import Pool, expected, first_tokens, manifest_for
+from tests.unit.shared.kv.book import OneReservation
+from tests.unit.shared.kv.conftest import SECRET, Listen, Listening
+from tests.unit.shared.kv.transfer import (
+    BIG,
+    TRANSPORTS,
+    WAIT_S,
+    finished,
+    granted,
+    reservation,
+    sender_over,
+    transport_of,
+)
+
+
+@pytest.fixture(params=TRANSPORTS)
+def name(request: pytest.FixtureRequest) -> str:
+    """Each transport in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_open() -> Iterator[None]:
+    """No descriptor and no mapping of a segment outlives a test."""
+    gc.collect()
+    before = open_descriptors()
+    yield
+    gc.collect()
+    assert before == open_descriptors()
+    assert not mapped_segments()
+
+
+def open_descriptors() -> int:
+    """How many this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def mapped_segments() -> list[str]:
+    """Lines of this process's memory map that are segments."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "handoff-kv" in line]
+
+
+def put(
+    sender: KvSender, listening: Listening, manifest: Manifest, source: KvSource, progress: Progress
+) -> SendStats:
+    """One PUT to a listener over whatever the sender prefers."""
+    handoff = granted(listening.listener.offer("127.0.0.1"))
+    return sender.send(Send(handoff, "r1", manifest, source, progress))
+
+
+@pytest.mark.parametrize("dtype", list(ITEMSIZE_BYTES))
+@pytest.mark.parametrize("block_sizes", [(1, 1), (16, 16), (256, 256), (1, 16), (256, 1), (16, 256)])
+def test_kv_arrives_bit_for_bit(
+    listen: Listen, name: str, dtype: KvDtype, block_sizes: tuple[int, int]
+) -> None:
+    """Whatever the dtype and whatever block sizes the two sides have; and all other memory stays as it was."""
+    shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=16, dtype=dtype)
+    want = expected(num_tokens=300, from_token=5, shape=shape, num_choices=3)
+    book = OneReservation(want, Pool(shape, num_tokens=300, block_size=block_sizes[1], seed=2))
+    before = book.pool.snapshot()
+    listening = listen(book)
+    source = Pool(shape, num_tokens=300, block_size=block_sizes[0], seed=1)
+    with closing(sender_over(name)) as sender:
+        stats = put(sender, listening, manifest_for(want, chunk_size=128), source.views(), finished(3))
+    report = listening.next_report()
+    assert [report.received] == book.committed
+    assert Received(first_tokens(3), stats.kv_bytes, stats.wire_bytes) == report.received
+    assert (200, name, name) == (report.status, report.transport, stats.transport)
+    assert source.content(5) == book.pool.content(5)
+    book.pool.erase(5)
+    assert book.pool.erased(before, 5) == book.pool.snapshot()
+
+
+def test_more_kv_than_any_buffer_holds(listen: Listen, name: str) -> None:
+    """KV of several times the ring and the socket buffers flows through them."""
+    want = expected(num_tokens=400, shape=BIG)
+    book = reservation(want)
+    source = Pool(BIG, num_tokens=400, block_size=16, seed=1)
+    with closing(sender_over(name)) as sender:
+        put(sender, listen(book), manifest_for(want, chunk_size=0), source.views(), finished())
+    assert source.content() == book.pool.content()
+    assert want.num_tokens * BIG.bytes_per_token > 2 * 4 * 1024 * 1024
+
+
+def test_chunks_travel_while_later_ones_compute(listen: Listen, name: str) -> None:
+    """A computed chunk arrives before the next one is computed."""
+    book = reservation()
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    progress = Progress()
+    with closing(sender_over(name)) as sender, ThreadPoolExecutor() as threads:
+        sending = threads.submit(
+            put, sender, listen(book), manifest_for(expected()), source.views(), progress
+        )
+        for computed, filled in ((4, [(0, 4)]), (9, [(0, 4), (4, 8)])):
+            progress.advance(computed)
+            assert book.chunk_arrived.acquire(timeout=WAIT_S)
+            assert filled == book.filled
+        progress.finish([100], [False])
+        assert sending.result(WAIT_S).hidden_s > 0
+    assert source.content() == book.pool.content()
+
+
+def test_one_connection_serves_many_puts(listen: Listen, name: str) -> None:
+    """A connection, and its segment, is kept for the next hand-off; each arrives whole."""
+    want = expected(num_tokens=300, shape=BIG)
+    book = reservation(want)
+    listening = listen(book)
+    with closing(sender_over(name)) as sender:
+        for seed in range(5):
+            source = Pool(BIG, num_tokens=300, block_size=16, seed=seed)
+            put(sender, listening, manifest_for(want), source.views(), finished())
+            listening.next_report()
+            assert source.content() == book.pool.content()
+            book.committed.clear()
+            assert 1 == listening.listener.num_connections
+
+
+def test_a_kept_connection_may_have_gone(listen: Listen, name: str) -> None:
+    """If the peer has closed it in the meantime, the hand-off goes over a new one."""
+    book = reservation()
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    listening = listen(book, ReceiveLimits(keep_s=0.0))
+    with closing(sender_over(name)) as sender:
+        for _ in range(3):
+            put(sender, listening, manifest_for(expected()), source.views(), finished())
+            listening.next_report()
+            book.committed.clear()
+
+
+def test_a_waiting_connection_makes_room(listen: Listen, name: str) -> None:
+    """A connection that only waits for another PUT does not keep a new peer out."""
+    book = reservation()
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    listening = listen(book, ReceiveLimits(max_connections=1))
+    with closing(sender_over(name)) as first, closing(sender_over(name)) as second:
+        for sender in (first, second, first):
+            put(sender, listening, manifest_for(expected()), source.views(), finished())
+            listening.next_report()
+            book.committed.clear()
+
+
+def test_gone_reservation_is_refused(listen: Listen, name: str) -> None:
+    """410, nothing written."""
+    book = reservation()
+    book.gone = True
+    before = book.pool.snapshot()
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    with closing(sender_over(name)) as sender, pytest.raises(ReservationGone):
+        put(sender, listen(book), manifest_for(expected()), source.views(), finished())
+    assert before == book.pool.snapshot()
+
+
+def test_foreign_manifest_is_refused(listen: Listen, name: str) -> None:
+    """409, nothing written."""
+    book = reservation(expected(num_tokens=11))
+    before = book.pool.snapshot()
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    with closing(sender_over(name)) as sender, pytest.raises(ManifestMismatch):
+        put(sender, listen(book), manifest_for(expected()), source.views(), finished())
+    assert before == book.pool.snapshot()
+    assert (1, 1) == (book.num_claims, book.num_releases)
+
+
+class Restless:
+    """A source of which a byte changes while it is sent: after it was digested, before the kernel has read it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._asked = 0
+
+    def views(self, layer: int, kind: Kind, start: int, end: int) -> list[memoryview]:
+        """Views of the pool; asking for the second tensor damages the first."""
+        self._asked += 1
+        if self._asked == 2:
+            view = self._pool.views().views(0, "k", start, end)[0]
+            view[0] ^= 1
+        return self._pool.views().views(layer, kind, start, end)
+
+
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+def test_damage_is_found(listen: Listen, over: str) -> None:
+    """422 when a byte changes after it was digested; the reservation stays open for a better copy.
+
+    In shared memory the digest is of the copy that the receiver reads, so there a change of the pool cannot show.
+    """
+    book = reservation()
+    listening = listen(book)
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    with closing(sender_over(over)) as sender:
+        with pytest.raises(DigestMismatch, match=re.escape("chunk.0000.layer.00.k")):
+            put(sender, listening, manifest_for(expected()), Restless(source), finished())
+        assert not book.committed
+        put(sender, listening, manifest_for(expected()), source.views(), finished())
+    assert source.content() == book.pool.content()
+
+
+def test_cancel_by_decode(listen: Listen, name: str) -> None:
+    """Cancelling the reservation in mid-transfer stops the receiver, and the sender is told 410."""
+    book = reservation()
+    progress = Progress()
+    progress.advance(4)
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    with closing(sender_over(name)) as sender, ThreadPoolExecutor() as threads:
+        sending = threads.submit(
+            put, sender, listen(book), manifest_for(expected()), source.views(), progress
+        )
+        assert book.chunk_arrived.acquire(timeout=WAIT_S)
+        book.cancel()
+        assert book.released.wait(WAIT_S)
+        before = book.pool.snapshot()
+        progress.finish([100], [False])
+        with pytest.raises(ReservationGone):
+            sending.result(WAIT_S)
+    assert before == book.pool.snapshot()
+
+
+def test_cancel_by_prefill(listen: Listen, name: str) -> None:
+    """Cancelling the progress in mid-transfer ends the send at once, and the claim is released."""
+    book = reservation()
+    progress = Progress()
+    progress.advance(4)
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    listening = listen(book)
+    with closing(sender_over(name)) as sender, ThreadPoolExecutor() as threads:
+        sending = threads.submit(put, sender, listening, manifest_for(expected()), source.views(), progress)
+        assert book.chunk_arrived.acquire(timeout=WAIT_S)
+        progress.cancel("client gone")
+        with pytest.raises(TransferCancelled):
+            sending.result(WAIT_S)
+        listening.next_report()
+    assert book.released.is_set()
+    assert not book.committed
+
+
+def test_stuck_receiver_times_out(listen: Listen, name: str) -> None:
+    """A receiver that takes nothing more is given up after io_s, in the middle of a chunk too."""
+    want = expected(num_tokens=400, shape=BIG)
+    book = reservation(want)
+    release = threading.Event()
+    taken = book.claim
+
+    class Stuck:
+        """Delegates to the claim, but its sink blocks."""
+
+        def __init__(self, claim: object) -> None:
+            self._claim = claim
+            self.sink = self
+
+        def __getattr__(self, field: str) -> object:
+            return getattr(self._claim, field)
+
+        def views(self, *_: object) -> list[memoryview]:
+            release.wait(WAIT_S)
+            raise BackendError("enough")
+
+    book.claim = lambda ticket: Stuck(taken(ticket))  # type: ignore[assignment, method-assign, return-value]
+    source = Pool(BIG, num_tokens=400, block_size=16, seed=1)
+    listening = listen(book)
+    with closing(sender_over(name, timeouts=SendTimeouts(io_s=0.1))) as sender:
+        with pytest.raises(BackendError):
+            put(sender, listening, manifest_for(want), source.views(), finished())
+        release.set()
+        listening.next_report()
+
+
+@pytest.mark.parametrize(
+    ("preferred", "offered", "used"),
+    [
+        (("shm", "unix", "tcp"), ("shm", "unix", "tcp"), "shm"),
+        (("shm", "unix", "tcp"), ("unix", "tcp"), "unix"),
+        (("tcp", "shm"), ("shm", "unix", "tcp"), "tcp"),
+        (("shm", "tcp"), ("tcp",), "tcp"),
+        (("shm", "tcp"), ("rdma", "tcp"), "tcp"),
+    ],
+)
+def test_the_first_transport_that_both_want_is_used(
+    listen: Listen, preferred: tuple[str, ...], offered: tuple[str, ...], used: str
+) -> None:
+    """The sender's order, among what the reservation offers; a name that it does not know is no error."""
+    book = reservation()
+    handoff = granted(listen(book).listener.offer("127.0.0.1"), offered)
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    with closing(sender_over(*preferred)) as sender:
+        stats = sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
+    assert used == stats.transport
+
+
+def test_nothing_in_common_is_an_error(listen: Listen) -> None:
+    """Said at once and in words."""
+    book = reservation()
+    handoff = granted(listen(book).listener.offer("127.0.0.1"), ("unix",))
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    with closing(sender_over("tcp")) as sender, pytest.raises(BackendError, match="no transport"):
+        sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
+
+
+def test_another_host_is_reached_over_tcp(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another boot, or another network namespace, is another host."""
+    book = reservation()
+    offer = listen(book).listener.offer("127.0.0.1")
+    monkeypatch.setattr("shared.kv.transports.unix.host_id", lambda: "elsewhere")
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    with closing(sender_over("shm", "unix", "tcp")) as sender:
+        stats = sender.send(Send(granted(offer), "r1", manifest_for(expected()), source.views(), finished()))
+    assert "tcp" == stats.transport
+
+
+def test_shared_memory_is_bounded(listen: Listen) -> None:
+    """When all of it is in use, the next transport is taken; what only waits in a kept connection is given back."""
+    book = reservation()
+    listening = listen(book)
+    handoff = granted(listening.listener.offer("127.0.0.1"))
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    transports = [transport_of("shm", 4 << 20), transport_of("unix")]
+    with (
+        closing(KvSender(SECRET, transports, SendTimeouts())) as sender,
+        ThreadPoolExecutor() as threads,
+    ):
+        progress = Progress()
+        progress.advance(4)
+        first = threads.submit(
+            sender.send, Send(handoff, "r1", manifest_for(expected()), source.views(), progress)
+        )
+        assert book.chunk_arrived.acquire(timeout=WAIT_S)
+        other = reservation()
+        there = granted(listen(other).listener.offer("127.0.0.1"))
+        during = sender.send(Send(there, "r2", manifest_for(expected()), source.views(), finished()))
+        progress.finish([1], [False])
+        assert ("shm", "unix") == (first.result(WAIT_S).transport, during.transport)
+        other.committed.clear()
+        after = sender.send(Send(there, "r3", manifest_for(expected()), source.views(), finished()))
+        assert "shm" == after.transport
