@@ -142,7 +142,9 @@ RESPONSE_FIELDS = (
     Field("chat_template_kwargs", "supported", "further variables for the template"),
     Field("include", "ignored", "nothing that could be included exists; logprobs are refused"),
     Field("reasoning", "ignored", "this model has none that can be set"),
-    Field("parallel_tool_calls", "ignored"),
+    Field("tools", "supported", "functions only"),
+    Field("tool_choice", "supported", "none, auto, required, a function, or allowed_tools"),
+    Field("parallel_tool_calls", "supported"),
     Field("max_tool_calls", "ignored", "built-in tools do not exist"),
     Field("stream_options", "ignored", "obfuscation is never added"),
     *(field for field in _SHARED if field.name in ("user", "metadata", "store", "service_tier")),
@@ -157,8 +159,6 @@ RESPONSE_FIELDS = (
     _refused("context_management"),
     _refused("truncation", "disabled"),
     _refused("top_logprobs", 0),
-    _refused("tools"),
-    _refused("tool_choice", "none", "auto"),
     _refused("image"),
 )
 

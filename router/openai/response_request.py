@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
@@ -34,22 +35,55 @@ def parse_response(body: bytes, limits: Limits) -> ResponseRequest:
     chat["messages"] = to_messages(content.get("instructions"), content.get("input"))
     chat["max_completion_tokens"] = content.get("max_output_tokens")
     chat["response_format"] = _format(content.get("text"))
-    chat["told"] = {
+    chat["tools"] = _tools(content.get("tools"))
+    chat["tool_choice"] = _tool_choice(content.get("tool_choice"))
+    chat["parallel_tool_calls"] = content.get("parallel_tool_calls")
+    try:
+        request = validate(ResponseRequest, chat, CHAT_FIELDS, limits)
+        check_chat(request)
+    except InvalidRequest as exc:
+        raise _renamed(exc) from exc
+    told = _told(content)
+    return request.model_copy(update={"told": told, "unknown": unknown_fields(content, RESPONSE_FIELDS)})
+
+
+def _told(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a request that is known to be valid."""
+    return {
         "instructions": content.get("instructions"),
         "max_output_tokens": content.get("max_output_tokens"),
         "metadata": content.get("metadata") or {},
         "parallel_tool_calls": content.get("parallel_tool_calls") is not False,
         "text": content.get("text") or {"format": {"type": "text"}},
         "tool_choice": content.get("tool_choice") or "auto",
-        "tools": content.get("tools") or [],
+        "tools": [{"parameters": None, "strict": False, **tool} for tool in content.get("tools") or []],
         "user": content.get("user"),
     }
-    try:
-        request = validate(ResponseRequest, chat, CHAT_FIELDS, limits)
-        check_chat(request)
-    except InvalidRequest as exc:
-        raise _renamed(exc) from exc
-    return request.model_copy(update={"unknown": unknown_fields(content, RESPONSE_FIELDS)})
+
+
+def _tools(value: Any) -> Any:
+    """Functions as chat has them, a level deeper; anything else as it is, to be refused there."""
+    if not isinstance(value, list):
+        return value
+    return [
+        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+        if isinstance(tool, Mapping) and tool.get("type") == "function"
+        else tool
+        for tool in value
+    ]
+
+
+def _tool_choice(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if value.get("type") == "function":
+        return {"type": "function", "function": {"name": value.get("name")}}
+    if value.get("type") == "allowed_tools":
+        return {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": value.get("mode"), "tools": _tools(value.get("tools"))},
+        }
+    return value
 
 
 def _format(text: Any) -> dict[str, Any] | None:
@@ -73,5 +107,5 @@ def _renamed(error: InvalidRequest) -> InvalidRequest:
     if name is None:
         return error
     here = "input" if name.group() == "messages" else _NAMES.get(name.group(), name.group())
-    where = here if here == "input" else here + param[name.end() :]
+    where = here if here == "input" else here + param[name.end() :].replace(".function.", ".")
     return type(error)(message.replace(param, where, 1), param=where)

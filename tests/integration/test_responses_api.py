@@ -142,9 +142,84 @@ def test_the_stream_helper_of_the_package_follows(client: openai.OpenAI) -> None
     assert text
 
 
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_functions_are_called_whole_and_streamed(client: openai.OpenAI, choice: Any) -> None:
+    """A forced call is an item with valid arguments, which a next turn can answer."""
+    fields: dict[str, Any] = {
+        "model": "tiny",
+        "tools": [TOOL],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+    }
+    response = client.responses.create(input="Weather in Rome?", temperature=0, **fields)
+    with client.responses.stream(input="Weather in Rome?", temperature=0, **fields) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_response()
+
+    (call,) = response.output
+    assert call.type == "function_call"
+    assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+    assert ("get_weather", "completed", "completed") == (call.name, call.status, response.status)
+    assert "response.function_call_arguments.done" in kinds
+    (again,) = streamed.output
+    assert again.type == "function_call"
+    assert (call.name, call.arguments) == (again.name, again.arguments)
+    answered = client.responses.create(
+        model="tiny",
+        tools=[TOOL],  # type: ignore[list-item]
+        max_output_tokens=4,
+        input=[
+            {"role": "user", "content": "Weather in Rome?"},
+            {
+                "type": "function_call",
+                "call_id": call.call_id,
+                "name": call.name,
+                "arguments": call.arguments,
+            },
+            {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
+        ],
+    )
+    assert answered.usage is not None
+    assert answered.usage.output_tokens
+
+
+def test_text_can_be_held_to_a_schema(client: openai.OpenAI) -> None:
+    """text.format is chat's response_format."""
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    response = client.responses.create(
+        model="tiny",
+        input="A number",
+        text={"format": {"type": "json_schema", "name": "number", "schema": schema, "strict": True}},
+    )
+
+    assert json.loads(response.output_text) in ({"n": 1}, {"n": 2})
+
+
 @pytest.mark.parametrize(
     ("param", "body"),
     [
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tools[0].name", {"tools": [{"type": "function", "name": ""}]}),
+        ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}),
         ("input", {}),
         ("input", {"input": []}),
         ("input", {"input": None}),
