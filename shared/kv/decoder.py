@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from shared.errors import DigestMismatch, HandoffError, InvalidRequest, ManifestMismatch
 from shared.kv.book import Received
 from shared.kv.layout import LENGTH, BlobLayout, KvPart, json_length, leading_metadata, parse_header
 from shared.kv.manifest import Expected, Manifest, check
-from shared.kv.pieces import BATCH_PIECES, ChunkBytes, Piece, Scratch, cut
+from shared.kv.pieces import BATCH_PIECES, ChunkBytes, Digests, Piece, Scratch, cut
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSink
 
@@ -144,7 +144,7 @@ class BlobDecoder:
         """Read one chunk into the sink; the digests of its tensors as they arrived."""
         start, end = parts[0].start, parts[0].end
         target = ChunkBytes(self._sink, start, end, layout.row_bytes)
-        digests = [xxh3_64() for _ in parts]
+        digests = Digests(len(parts))
         section = Section(sum(part.nbytes for part in parts))
         if self._slots is not None:
             for batch in cut(parts, layout.row_bytes, self._slots.slot_bytes, None):
@@ -160,21 +160,20 @@ class BlobDecoder:
                 else:
                     self._read_in_place(target, batch, section, digests, receive)
         self._sink.chunk_filled(start, end)
-        return [digest.intdigest() for digest in digests]
+        return digests.values
 
     def _read_in_place(
         self,
         target: ChunkBytes,
         batch: list[Piece],
         section: Section,
-        digests: list[xxh3_64],
+        digests: Digests,
         receive: Receive,
     ) -> None:
         views = [target.views(piece) for piece in batch]
         self._fill([view for own in views for view in own], section, receive)
         for piece, own in zip(batch, views, strict=True):
-            for view in own:
-                digests[piece.tensor].update(view)
+            digests.add(piece, own)
 
 
 def _as_we_would_write_it(header: bytes, expected: Expected) -> BlobLayout | None:

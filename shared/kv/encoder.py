@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv.layout import BlobLayout
-from shared.kv.pieces import ChunkBytes, Scratch, cut
+from shared.kv.pieces import ChunkBytes, Digests, Scratch, cut
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSource
 
@@ -47,11 +47,10 @@ class BlobEncoder:
             else:
                 for piece in batch:
                     views = content.views(piece)
-                    for view in views:
-                        digests[piece.tensor].update(view)
+                    digests.add(piece, views)
                     buffers += views
             yield buffers
-        self._end(digests)
+        self._digests += digests.values
 
     def pour_chunk(self, index: int, slot_bytes: int, next_slot: Callable[[], memoryview]) -> Iterator[int]:
         """Copy one chunk into slots, each when there is one; yields how many bytes are in it."""
@@ -60,7 +59,7 @@ class BlobEncoder:
             num_bytes = content.nbytes(batch)
             content.copy_out(batch, next_slot()[:num_bytes], digests)
             yield num_bytes
-        self._end(digests)
+        self._digests += digests.values
 
     def trailer(self, first: FirstTokens) -> list[Buffer]:
         """First tokens, their flags, and the digests of everything."""
@@ -79,13 +78,10 @@ class BlobEncoder:
         ]
         return [tokens + flags + b"".join(digest.to_bytes(8, "little") for digest in digests)]
 
-    def _begin(self, index: int) -> tuple[ChunkBytes, list[xxh3_64]]:
+    def _begin(self, index: int) -> tuple[ChunkBytes, Digests]:
         if index != self._next_chunk:
             raise InvariantBroken(f"chunk {index} was asked for when chunk {self._next_chunk} was next")
         self._next_chunk += 1
         start, end = self._layout.manifest.chunks[index]
         content = ChunkBytes(self._source, start, end, self._layout.row_bytes)
-        return content, [xxh3_64() for _ in self._layout.chunks[index]]
-
-    def _end(self, digests: list[xxh3_64]) -> None:
-        self._digests += [digest.intdigest() for digest in digests]
+        return content, Digests(len(self._layout.chunks[index]))

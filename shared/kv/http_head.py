@@ -17,9 +17,14 @@ _MAX_RESPONSE_BYTES = 64 * 1024
 _READ_BYTES = 4 * 1024
 
 _LINE = re.compile(r"[!-~]+(?: [!-~]+)*")
-# The form of our own requests, read ten times faster than HTTP in general. Anything else goes to h11.
+# The forms of our own requests and answers, read ten times faster than HTTP in general. Others go to h11.
 _OWN_REQUEST = re.compile(r"PUT (/[A-Za-z0-9._/-]*) HTTP/1\.1")
 _OWN_FIELD = re.compile(r"([A-Za-z-]+): ([!-~]+)")
+_OWN_ANSWER = re.compile(
+    rb"HTTP/1\.1 ([2-5][0-9]{2}) [A-Za-z -]+\r\nContent-Type: application/json\r\nContent-Length: ([0-9]{1,5})\r\n"
+    rb"Connection: (keep-alive|close)\r\n\r\n(.*)",
+    re.DOTALL,
+)
 _OWN_LENGTH = re.compile(r"[0-9]{1,15}")
 
 
@@ -134,23 +139,32 @@ def read_response(stream: Stream, deadline: float) -> Answer | None:
 
     A cut answer is no answer. Raises BackendError, TimeoutError, OSError.
     """
+    scratch = memoryview(bytearray(_READ_BYTES))
+    try:
+        num_bytes = stream.recv_into([scratch], deadline)
+    except ConnectionResetError:
+        return None
+    if not num_bytes:
+        return None
+    early = bytes(scratch[:num_bytes])
+    own = _OWN_ANSWER.fullmatch(early)
+    if own is not None and len(own[4]) == int(own[2]):
+        return Answer(int(own[1]), own[4], own[3] == b"keep-alive")
+    return _read_any_response(stream, early, deadline)
+
+
+def _read_any_response(stream: Stream, early: bytes, deadline: float) -> Answer:
+    """What does not come from a decode worker of ours, or not all at once."""
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="PUT", target="/", headers=[("Host", "-"), ("Content-Length", "1")]))
     scratch = memoryview(bytearray(_READ_BYTES))
-    status, body, keeps, is_silent = 0, b"", False, True
+    status, body, keeps = 0, b"", False
     try:
+        connection.receive_data(early)
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
-                try:
-                    num_bytes = stream.recv_into([scratch], deadline)
-                except ConnectionResetError:
-                    if is_silent:
-                        return None
-                    raise
-                if not num_bytes and is_silent:
-                    return None
-                is_silent = False
+                num_bytes = stream.recv_into([scratch], deadline)
                 connection.receive_data(bytes(scratch[:num_bytes]))
             elif isinstance(event, h11.Response):
                 status = event.status_code
