@@ -7,6 +7,7 @@ A field in neither table is unknown: it is ignored and reported to the log.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -161,6 +162,17 @@ RESPONSE_FIELDS = (
     _refused("top_logprobs", 0),
     _refused("image"),
 )
+
+
+def markdown(table: tuple[Field, ...]) -> str:
+    """The table for people, in the order: supported, ignored, refused."""
+    lines = ["| field | | |", "|---|---|---|"]
+    for status in ("supported", "ignored", "refused"):
+        for field in sorted((f for f in table if f.status == status), key=lambda f: f.name):
+            accepted = [f"`{json.dumps(value)}`" for value in field.neutral]
+            notes = [field.note, f"accepted: {', '.join(accepted)}" if accepted else ""]
+            lines.append(f"| `{field.name}` | {status} | {'; '.join(filter(None, notes))} |")
+    return "\n".join(lines)
 
 
 def check_refused(body: Mapping[str, Any], table: tuple[Field, ...]) -> None:
