@@ -20,8 +20,9 @@ from shared.engine.attention import StepAbandoned
 from shared.engine.blocks import BlockPool, PoolCounts
 from shared.engine.output import OutputStep
 from shared.engine.runner import StepRunner
-from shared.engine.scheduler import Limits, Scheduler, Step
+from shared.engine.scheduler import Scheduler
 from shared.engine.sequence import Failed, Group, State
+from shared.engine.step import Limits, Step
 from shared.errors import EngineFault, InvariantBroken, Overloaded, ServingError
 
 log = structlog.get_logger()

@@ -9,8 +9,9 @@ from torch import Tensor
 from shared.engine.grammar import GrammarState
 from shared.engine.prompt_scores import score_prompt
 from shared.engine.sampler import sample
-from shared.engine.scheduler import Chunk, Scheduler, Step
+from shared.engine.scheduler import Scheduler
 from shared.engine.sequence import Group, Mode, PromptProgress, PromptScores, State
+from shared.engine.step import Chunk, Step
 from shared.errors import ServingError
 from shared.wire import Finish, FinishReason, First, TokenOut
 

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from shared.engine.attention import ATTENTION_NAME, Span, StepLayout, block_attention
 from shared.engine.kv_cache import BlockRun, KVCache
-from shared.engine.scheduler import Step
+from shared.engine.step import Step
 
 
 class StepRunner(Protocol):

@@ -17,8 +17,8 @@ from shared.engine.engine import Engine
 from shared.engine.grammar import GrammarCompiler
 from shared.engine.kv_cache import CacheShape, KVCache, host_bytes
 from shared.engine.runner import Runner
-from shared.engine.scheduler import Limits
 from shared.engine.staged_views import StagedSink, StagedSource
+from shared.engine.step import Limits
 from shared.kv.block_views import BlockViews
 from shared.kv.shape import KvDtype, KvShape
 from shared.kv.source import KvSink, KvSource

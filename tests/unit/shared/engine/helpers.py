@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shared.engine.blocks import BlockPool
 from shared.engine.engine import Engine
-from shared.engine.scheduler import Limits, Step
 from shared.engine.sequence import Event, Failed, Group, Mode, PromptProgress
+from shared.engine.step import Limits, Step
 from shared.errors import ServingError
 from shared.wire import Finish, First, Sampling, TokenOut, Work
 

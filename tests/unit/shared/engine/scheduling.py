@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from shared.engine.blocks import BlockPool
-from shared.engine.scheduler import Chunk, Limits, Scheduler
+from shared.engine.scheduler import Scheduler
 from shared.engine.sequence import Event, Group, Mode
+from shared.engine.step import Chunk, Limits
 from tests.unit.shared.engine.helpers import VOCAB, make_limits, make_work
 
 FOREVER = 1e9

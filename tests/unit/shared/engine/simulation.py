@@ -13,8 +13,9 @@ import torch
 
 from shared.engine.blocks import BlockPool
 from shared.engine.output import OutputStep
-from shared.engine.scheduler import Chunk, Limits, Scheduler, Step
+from shared.engine.scheduler import Scheduler
 from shared.engine.sequence import Admitted, Event, Failed, Group, Mode, Sequence, State
+from shared.engine.step import Chunk, Limits, Step
 from shared.errors import ServingError
 from shared.wire import Finish
 from tests.unit.shared.engine.helpers import make_work

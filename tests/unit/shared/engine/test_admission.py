@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.engine.scheduler import Chunk
 from shared.engine.sequence import Failed, Group, Mode, State
+from shared.engine.step import Chunk
 from shared.errors import DeadlineExceeded, InvalidRequest, Overloaded, PromptTooLong
 from tests.unit.shared.engine.helpers import VOCAB, make_limits, make_work
 from tests.unit.shared.engine.scheduling import FOREVER, make_group, make_scheduler

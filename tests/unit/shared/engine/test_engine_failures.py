@@ -11,8 +11,8 @@ from torch import Tensor
 from shared.engine.attention import StepAbandoned
 from shared.engine.blocks import BlockPool
 from shared.engine.engine import Engine
-from shared.engine.scheduler import Chunk, Step
 from shared.engine.sequence import Admitted, Mode
+from shared.engine.step import Chunk, Step
 from shared.errors import EngineFault, Overloaded
 from shared.wire import First
 from tests.unit.shared.engine.conftest import MakeEngine

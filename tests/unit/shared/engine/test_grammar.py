@@ -15,7 +15,7 @@ from torch import Tensor
 
 from router.text.tokenizer import TextTokenizer
 from shared.engine.grammar import MAX_CACHED, GrammarCompiler
-from shared.engine.scheduler import Step
+from shared.engine.step import Step
 from shared.errors import EngineFault, InvalidRequest
 from shared.grammar import problem
 from shared.wire import Grammar

@@ -12,8 +12,8 @@ from torch import Tensor
 from shared.engine.attention import StepAbandoned
 from shared.engine.kv_cache import CacheShape, KVCache
 from shared.engine.runner import Runner
-from shared.engine.scheduler import Chunk, Step
 from shared.engine.sequence import Group, Mode, Sequence
+from shared.engine.step import Chunk, Step
 from tests.unit.shared.engine.conftest import TinyModel
 from tests.unit.shared.engine.helpers import make_work
 

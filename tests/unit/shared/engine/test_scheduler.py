@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.engine.scheduler import Chunk
 from shared.engine.sequence import Admitted, Mode
+from shared.engine.step import Chunk
 from shared.errors import InvariantBroken
 from tests.unit.shared.engine.helpers import make_limits
 from tests.unit.shared.engine.scheduling import compute_prompt, make_group, make_scheduler
