@@ -42,13 +42,16 @@ def block_runs(block_table: Sequence[int], block_size: int, start: int, end: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """How to copy rows [start, end) at once: `units` of `unit_bytes` each, which the pool has at `index`."""
+class _Plan:
+    """How to copy a range of rows: its whole blocks at once, and what lies before and after them.
 
-    start: int
-    end: int
-    unit_bytes: int
-    index: Rows
+    edges: (bytes of the range, bytes of the pool). middle: bytes of the range that are whole blocks, which the
+    pool has at `blocks`.
+    """
+
+    edges: tuple[tuple[slice, slice], ...]
+    middle: slice
+    blocks: Rows
 
 
 class BlockViews:
@@ -65,8 +68,9 @@ class BlockViews:
         self._row_bytes = row_bytes
         self._range = (0, 0)
         self._spans: list[slice] = []
-        self._copies_range = (0, 0)
-        self._copies: list[_Copy] = []
+        self._block_dtype = np.dtype(f"V{block_size * row_bytes}")
+        self._planned = (0, 0)
+        self._plan = self._plan_of(0, 0)
 
     def views(self, layer: int, kind: Kind, start: int, end: int) -> list[memoryview]:
         """The bytes of [end - start, K, D] in the pool, in order of position."""
@@ -83,19 +87,24 @@ class BlockViews:
 
     def copy_out(self, layer: int, kind: Kind, start: int, end: int, into: memoryview) -> None:
         """Gather the bytes of [end - start, K, D]."""
-        pool = self._pool(layer, kind)
-        for copy in self._copies_of(start, end):
+        pool, plan = self._pool(layer, kind), self._plan_of(start, end)
+        for own, theirs in plan.edges:
+            into[own] = pool[theirs]
+        if len(plan.blocks):
             # NOTE: mode "raise" would go through a buffer; the indices come from a checked block table.
-            _units(pool, copy).take(copy.index, out=_units(self._part(into, copy, start), copy), mode="clip")
+            self._blocks_of(pool).take(plan.blocks, out=self._blocks_of(into[plan.middle]), mode="clip")
 
     def copy_in(self, layer: int, kind: Kind, start: int, end: int, content: memoryview) -> None:
         """Scatter the bytes of [end - start, K, D]."""
-        pool = self._pool(layer, kind)
-        for copy in self._copies_of(start, end):
-            _units(pool, copy)[copy.index] = _units(self._part(content, copy, start), copy)
+        pool, plan = self._pool(layer, kind), self._plan_of(start, end)
+        for own, theirs in plan.edges:
+            pool[theirs] = content[own]
+        if len(plan.blocks):
+            self._blocks_of(pool)[plan.blocks] = self._blocks_of(content[plan.middle])
 
-    def _part(self, content: memoryview, copy: _Copy, start: int) -> memoryview:
-        return content[(copy.start - start) * self._row_bytes : (copy.end - start) * self._row_bytes]
+    def _blocks_of(self, content: memoryview) -> Rows:
+        """The bytes as items of one block each, which numpy moves as wholes."""
+        return np.frombuffer(content, dtype=self._block_dtype)
 
     def _spans_of(self, start: int, end: int) -> list[slice]:
         if self._range != (start, end):
@@ -105,28 +114,20 @@ class BlockViews:
             self._range = (start, end)
         return self._spans
 
-    def _copies_of(self, start: int, end: int) -> list[_Copy]:
-        """Whole blocks in one copy; the rows before and after them in one each."""
-        if self._copies_range != (start, end):
-            size = self._block_size
-            first, last = -(-start // size) * size, end // size * size
-            self._copies = [self._rows(start, min(first, end))]
-            if first < last:
-                blocks = np.asarray(self._block_table[first // size : last // size], dtype=np.intp)
-                self._copies.append(_Copy(first, last, size * self._row_bytes, blocks))
-            if first <= last:
-                self._copies.append(self._rows(last, end))
-            self._copies = [copy for copy in self._copies if copy.start < copy.end]
-            self._copies_range = (start, end)
-        return self._copies
-
-    def _rows(self, start: int, end: int) -> _Copy:
-        runs = block_runs(self._block_table, self._block_size, start, end)
-        slots = [slot for run in runs for slot in range(*run)]
-        return _Copy(start, end, self._row_bytes, np.asarray(slots, dtype=np.intp))
-
-
-def _units(content: memoryview, copy: _Copy) -> Rows:
-    """The bytes as items of `unit_bytes` each, which numpy moves as wholes. A remainder is left out."""
-    usable = len(content) // copy.unit_bytes * copy.unit_bytes
-    return np.frombuffer(content[:usable], dtype=f"V{copy.unit_bytes}")
+    def _plan_of(self, start: int, end: int) -> _Plan:
+        if self._planned == (start, end) and start < end:
+            return self._plan
+        size, row = self._block_size, self._row_bytes
+        first = min(-(-start // size) * size, end)
+        last = max(end // size * size, first)
+        blocks = np.asarray(self._block_table[first // size : last // size], dtype=np.intp)
+        edges = []
+        for edge_start, edge_end in ((start, first), (last, end)):
+            # Each lies in one block, so it is at most one run.
+            for begin, stop in block_runs(self._block_table, size, edge_start, edge_end):
+                own = slice((edge_start - start) * row, (edge_end - start) * row)
+                edges.append((own, slice(begin * row, stop * row)))
+        middle = slice((first - start) * row, (last - start) * row)
+        self._plan = _Plan(tuple(edges), middle, blocks)
+        self._planned = (start, end)
+        return self._plan
