@@ -1,8 +1,9 @@
 """Tool calls out of an answer's text, as it comes: content, and the calls' names and arguments.
 
-In: text in pieces, no matter how it is cut. Out: what each piece settles. Text is held back only while it can
-be the beginning of a call; what turns out to be none is content after all. Arguments are passed on as they come.
-What is between the marks is given out as one call or as text, never as both.
+In: text in pieces, no matter how it is cut. Out: what each piece settles. A call is an object with the name of a
+known tool and its arguments, between marks, in a block of JSON or as the whole answer (router.text.tools_grammar).
+Text is held back only while it can be the beginning of a call; what turns out to be none is content after all.
+Arguments are passed on as they come.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from router.text.tools_grammar import CLOSE, OPEN
+from router.text.tools_grammar import CLOSE, FENCE_CLOSE, FENCE_OPEN, OPEN
 
-_MAX_HEAD = 512  # characters between the mark and the arguments
+_MAX_HEAD = 512  # characters of a call before its arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,21 @@ class Parsed:
     calls: list[CallDelta] = field(default_factory=list)
 
 
+class _Form:
+    """One way to write a call: what stands before and after its object."""
+
+    def __init__(self, opening: str, closing: str) -> None:
+        space, colon = r"\s*", (r"\s*", ":", r"\s*")
+        begin = [*_letters(opening), space, r"\{", space, *_letters('"name"'), *colon, '"']
+        middle = ['"', space, ",", space, *_letters('"arguments"'), *colon]
+        self.first_character = opening[:1]
+        self.head = re.compile("".join([*begin, "([A-Za-z0-9_-]+)", *middle, r"(?=\{)"]))
+        self.head_so_far = _prefixes([*begin, "[A-Za-z0-9_-]*", *middle])
+        tail = [space, r"\}", *([space, *_letters(closing)] if closing else [])]
+        self.tail = re.compile("".join(tail))
+        self.tail_so_far = _prefixes(tail)
+
+
 def _prefixes(parts: list[str]) -> re.Pattern[str]:
     """Matches every beginning of the sequence of `parts`, each of which is matched whole or not at all."""
     pattern = ""
@@ -47,14 +63,9 @@ def _letters(text: str) -> list[str]:
     return [re.escape(character) for character in text]
 
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([A-Za-z0-9_-]+)"\s*,\s*"arguments"\s*:\s*(?=\{)')
-_COLON = (r"\s*", ":", r"\s*")
-_NAME = ('"', "[A-Za-z0-9_-]*", '"', r"\s*", ",", r"\s*")
-_HEAD_SO_FAR = _prefixes(
-    [r"\s*", r"\{", r"\s*", *_letters('"name"'), *_COLON, *_NAME, *_letters('"arguments"'), *_COLON]
-)
-_TAIL = re.compile(rf"\s*\}}\s*{CLOSE}")
-_TAIL_SO_FAR = _prefixes([r"\s*", r"\}", r"\s*", *_letters(CLOSE)])
+_FORMS = (_Form(OPEN, CLOSE), _Form(FENCE_OPEN, FENCE_CLOSE))
+_BARE = _Form("", "")
+_BEGINNINGS = re.compile("|".join(re.escape(form.first_character) for form in _FORMS))
 
 
 class ToolParser:
@@ -63,6 +74,8 @@ class ToolParser:
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
         self._held = ""
+        self._at_start = True
+        self._form = _BARE
         self._step: Callable[[Parsed], bool] = self._text
         self._scan = _ObjectScan()
         self.num_calls = 0
@@ -83,45 +96,50 @@ class ToolParser:
     def flush(self) -> Parsed:
         """The text is over: what was held was no call."""
         held, self._held = self._held, ""
-        if self._step == self._head:
-            return Parsed(OPEN + held)
         is_text = self._step == self._text and not (self.num_calls and held.isspace())
         return Parsed(held if is_text else "")
 
     def _text(self, parsed: Parsed) -> bool:
-        """Content up to the mark. White space behind a call is held, and dropped if another call follows."""
-        before, mark, after = self._held.partition(OPEN)
-        if mark:
-            self._settle(parsed, before)
-            self._held = after
-            self._step = self._head
-            return True
-        keep = _overlap(self._held, OPEN)
-        settled = self._held[: len(self._held) - keep]
-        if settled and not (self.num_calls and settled.isspace()):
-            parsed.content += settled
-            self._held = self._held[len(settled) :]
+        """Content up to where a call begins, or may begin."""
+        if self._at_start and self._begins(_BARE, 0, parsed):
+            return self._step != self._text
+        for beginning in _BEGINNINGS.finditer(self._held):
+            if any(self._begins(form, beginning.start(), parsed) for form in _FORMS):
+                return self._step != self._text
+        self._settle(parsed, len(self._held))
         return False
 
-    def _settle(self, parsed: Parsed, content: str) -> None:
-        if not (self.num_calls and content.isspace()):
-            parsed.content += content
-
-    def _head(self, parsed: Parsed) -> bool:
-        """From the mark to the arguments."""
-        match = _HEAD.match(self._held)
+    def _begins(self, form: _Form, place: int, parsed: Parsed) -> bool:
+        """Does a call of this form begin at `place` of the held text, or may it? What is before it is settled."""
+        match = form.head.match(self._held, place)
         if match is not None and match.group(1) in self._names:
-            parsed.calls.append(CallDelta(self.num_calls, id=_call_id(), name=match.group(1)))
-            self.num_calls += 1
+            before = self._held[:place]
+            if not (self.num_calls and before.isspace()):
+                parsed.content += before
             self._held = self._held[match.end() :]
-            self._scan = _ObjectScan()
-            self._step = self._arguments
+            self._begin(form, match.group(1), parsed)
             return True
-        if match is None and len(self._held) <= _MAX_HEAD and _HEAD_SO_FAR.fullmatch(self._held):
-            return False
-        parsed.content += OPEN
-        self._step = self._text
-        return True
+        short = len(self._held) - place <= _MAX_HEAD
+        if match is None and short and form.head_so_far.fullmatch(self._held, place):
+            self._settle(parsed, place)
+            return True
+        return False
+
+    def _settle(self, parsed: Parsed, length: int) -> None:
+        """Give out so much of the held text. White space behind a call waits for what follows it."""
+        content = self._held[:length]
+        if content and not (self.num_calls and content.isspace()):
+            parsed.content += content
+            self._held = self._held[length:]
+            self._at_start = False
+
+    def _begin(self, form: _Form, name: str, parsed: Parsed) -> None:
+        parsed.calls.append(CallDelta(self.num_calls, id=_call_id(), name=name))
+        self.num_calls += 1
+        self._at_start = False
+        self._form = form
+        self._scan = _ObjectScan()
+        self._step = self._arguments
 
     def _arguments(self, parsed: Parsed) -> bool:
         """The object, passed on as it comes."""
@@ -129,15 +147,15 @@ class ToolParser:
         if length:
             parsed.calls.append(CallDelta(self.num_calls - 1, arguments=self._held[:length]))
             self._held = self._held[length:]
-        if self._scan.depth:
+        if self._scan.depth or not self._scan.has_begun:
             return False
         self._step = self._tail
         return True
 
     def _tail(self, _: Parsed) -> bool:
         """The rest of the call; if it is something else it is text again."""
-        match = _TAIL.match(self._held)
-        if match is None and _TAIL_SO_FAR.fullmatch(self._held):
+        match = self._form.tail.match(self._held)
+        if match is None and self._form.tail_so_far.fullmatch(self._held):
             return False
         self._held = self._held[match.end() if match is not None else 0 :]
         self._step = self._text
@@ -149,6 +167,7 @@ class _ObjectScan:
 
     def __init__(self) -> None:
         self.depth = 0
+        self.has_begun = False
         self._in_string = False
         self._escaped = False
 
@@ -165,20 +184,13 @@ class _ObjectScan:
             elif character == '"':
                 self._in_string = True
             elif character in "{[":
+                self.has_begun = True
                 self.depth += 1
             elif character in "}]":
                 self.depth -= 1
                 if self.depth == 0:
                     return position + 1
         return len(text)
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that begins `mark`."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if text.endswith(mark[:length]):
-            return length
-    return 0
 
 
 def _call_id() -> str:

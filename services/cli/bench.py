@@ -1,5 +1,5 @@
 """`handoff bench`: `stages` compares prefill/decode split with unified on this host, `transfer` its KV transports,
-`load` measures any server.
+`load` measures any server, `structured` counts constrained answers that are what was asked for.
 
 A benchmark is no test: a missed goal is printed and the exit status stays 0; 1 means that there is no result.
 """
@@ -42,6 +42,7 @@ from services.cli.bench_stack import (
     up_environ,
 )
 from services.cli.bench_stages import BenchFailed, Plan, measure
+from services.cli.bench_structured import Server, measure_structured, print_structured
 from services.cli.bench_tables import print_result
 from services.cli.bench_transfer import SIZES_MIB, measure_transfer, print_transfer
 from services.cli.bench_transfer import Plan as TransferPlan
@@ -181,6 +182,31 @@ def load(
     summary = summarise(records, SLO(_s(slo_ttft_ms), _s(slo_tpot_ms), _s(slo_e2el_ms)))
     print_report(Console(), summary, facts)
     _write(json_file, {**facts, **summary.to_dict()})
+
+
+@bench_app.command()
+def structured(
+    url: Annotated[str, typer.Option(help="Base URL of the server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model name; the served one by default.")] = None,
+    api_key: ApiKey = None,
+    runs: Annotated[int, typer.Option(min=0, help="Answers under a schema, all kinds in turn.")] = 200,
+    calls: Annotated[int, typer.Option(min=0, help="Answers that must call a tool.")] = 50,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 300,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Answers under schemas and required tool calls at temperature 1: how many are what was asked for."""
+    server = Server(url.rstrip("/"), model, api_key, max_tokens)
+    try:
+        tally = measure_structured(server, runs=runs, calls=calls, concurrency=concurrency, seed=seed)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
+        raise _no_result("structured", exc) from exc
+    console = Console()
+    content = {"bench": "structured", "url": url, "max_tokens": max_tokens, **tally.to_dict()}
+    print_structured(console, tally)
+    print_json_line(console, content)
+    _write(json_file, content)
 
 
 @bench_app.command()

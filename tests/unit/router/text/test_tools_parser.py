@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.text.tools_parser import ToolParser
@@ -15,6 +15,8 @@ from router.text.tools_parser import ToolParser
 NAMES = ("f", "get_weather")
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "}\\"</tool_call>", "b": [1, {"c": {}}]}}\n</tool_call>'
 SECOND = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
+BLOCK = '```json\n{\n  "name": "f",\n  "arguments": {"a": "}\\"</tool_call>", "b": [1, {"c": {}}]}\n}\n```'
+SECOND_BLOCK = '```json\n{"name": "get_weather", "arguments": {}}\n```'
 CALLS = [("f", '{"a": "}\\"</tool_call>", "b": [1, {"c": {}}]}'), ("get_weather", "{}")]
 
 
@@ -43,12 +45,32 @@ def cut(draw: st.DrawFn, text: str) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_two_calls_after_text_come_out_however_they_are_cut(data: Any) -> None:
     """Braces, quotes and marks inside strings end nothing."""
     pieces = data.draw(cut(f"Let me see.\n{CALL}\n{SECOND}\n"))
 
     assert ("Let me see.\n", CALLS) == parse(pieces)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_blocks_of_json_are_calls_too(data: Any) -> None:
+    """As coder models write them, after text."""
+    pieces = data.draw(cut(f"Let me see.\n{BLOCK}\n{SECOND_BLOCK}\n"))
+
+    assert ("Let me see.\n", CALLS) == parse(pieces)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_an_object_as_the_whole_answer_is_a_call_too(data: Any) -> None:
+    """But not one that comes after text."""
+    text = BLOCK.removeprefix("```json").removesuffix("```")
+
+    assert ("", CALLS[:1]) == parse(data.draw(cut(text)))
+    assert (f"See: {text}", []) == parse(data.draw(cut(f"See: {text}")))
 
 
 @pytest.mark.parametrize("text", [CALL + SECOND, f"{CALL}\n\n {SECOND}", f"{CALL}\n{SECOND}\n\n"])
@@ -70,16 +92,23 @@ def test_white_space_around_calls_is_no_content(text: str) -> None:
         '<tool_call>\n{"name": "f"',
         "<tool_call>" + " " * 2000,
         "<tool_call><tool_call>",
+        '```json\n{"name": "Bob", "arguments": {}}\n```',
+        '```json\n{"name": "f", "args": {}}\n```',
+        "```python\nprint(1)\n```",
+        '{"name": "Bob", "age": 3}',
+        " \n{",
         "</tool_call>",
         "",
     ],
 )
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_what_is_no_call_is_content(text: str, data: Any) -> None:
     """To the last character."""
     assert (text, []) == parse(data.draw(cut(text)))
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.text(alphabet='<tool_call>/{}" \nx'), st.data())
 def test_any_text_is_the_same_in_one_piece_and_in_many(text: str, data: Any) -> None:
     """No way to cut it changes what is found."""
