@@ -1,0 +1,67 @@
+"""`handoff bench transfer`: what it makes of its measurements, and that every way really works."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.bench import bench_app
+from services.cli.bench_transfer import Plan, Result
+from services.cli.transfer_ways import MEMCPY, QUEUE, RAW_TCP, SHAPE
+
+WAYS = {MEMCPY, RAW_TCP, QUEUE, "shm", "unix", "tcp"}
+
+
+def result(**ms: float) -> Result:
+    """A result in which each way took so many milliseconds at every size."""
+    names = {"memcpy": MEMCPY, "raw": RAW_TCP, "queue": QUEUE}
+    plan = Plan()
+    seconds = {
+        size: {names.get(way, way): [value / 1e3] * 3 for way, value in ms.items()} for size in plan.sizes_mib
+    }
+    return Result(plan, seconds)
+
+
+def test_sizes_are_prompts() -> None:
+    """3.5 and 28 MiB are the KV of 128 and 1,024 tokens."""
+    assert [37, 128, 1024, 4096] == [Plan().tokens(size) for size in Plan().sizes_mib]
+    assert 128 * SHAPE.bytes_per_token == int(3.5 * 2**20)
+
+
+def test_goals_met_and_missed() -> None:
+    """Limits are absolute, or relative to what was measured in the same run."""
+    good = result(memcpy=3, raw=3, queue=100, shm=0.9, unix=20, tcp=3.9)
+    assert {True} == set(good.goals.values())
+    bad = result(memcpy=3, raw=3, queue=100, shm=26, unix=26, tcp=26)
+    assert 8 == len(bad.goals)
+    assert {False} == set(bad.goals.values())
+    assert {} == result(memcpy=3, raw=3, queue=100).goals
+
+
+def test_percentiles() -> None:
+    """p99 is the nearest rank: of a few runs the slowest."""
+    measured = Result(Plan(), {28.0: {"shm": [run / 1e3 for run in range(1, 201)]}})
+    assert 100.5 == pytest.approx(measured.p50_ms(28.0, "shm"))
+    assert 198 == pytest.approx(measured.p99_ms(28.0, "shm"))
+    assert 28 * 2**20 / 0.1005 / 1e9 == pytest.approx(measured.gb_per_s(28.0, "shm"))
+
+
+@pytest.mark.slow
+def test_every_way_is_measured(tmp_path: Path) -> None:
+    """A real, tiny run: two processes, all ways, JSON; the cores of this process are its own again afterwards."""
+    cores = os.sched_getaffinity(0)
+    path = tmp_path / "result.json"
+    command = ["transfer", "--sizes", "0.1,0.5", "--runs", "3", "--scattered", "--json", str(path)]
+    run = CliRunner().invoke(bench_app, command)
+    assert 0 == run.exit_code, run.output
+    sizes = json.loads(path.read_text())["sizes"]
+    assert ["0.1", "0.5"] == list(sizes)
+    assert all(set(by_way) == WAYS for by_way in sizes.values())
+    assert all(
+        3 == facts["runs"] and facts["p50_ms"] > 0 for ways in sizes.values() for facts in ways.values()
+    )
+    assert cores == os.sched_getaffinity(0)
