@@ -1,5 +1,5 @@
-"""`handoff bench`: `stages` compares prefill/decode split with unified on this host, `transfer` its KV transports,
-`load` measures any server, `structured` counts constrained answers that are what was asked for.
+"""`handoff bench`: `stages` compares prefill/decode split with unified on this host, `router` measures the router
+alone, `transfer` the KV transports, `load` any server.
 
 A benchmark is no test: a missed goal is printed and the exit status stays 0; 1 means that there is no result.
 """
@@ -29,6 +29,8 @@ from services.cli.bench_load import (
     poisson_arrivals,
     trace_replay,
 )
+from services.cli.bench_router import Plan as RouterPlan
+from services.cli.bench_router import measure_router, print_router
 from services.cli.bench_stack import (
     TOPOLOGIES,
     Compute,
@@ -47,6 +49,9 @@ from services.cli.bench_tables import print_result
 from services.cli.bench_transfer import SIZES_MIB, measure_transfer, print_transfer
 from services.cli.bench_transfer import Plan as TransferPlan
 from shared.errors import ServingError
+from shared.models.error import ModelError
+from shared.models.prepare import ensure_tokenizer
+from shared.models.store import default_cache_dir
 
 bench_app = typer.Typer(
     help="Measure: where a request's time goes, and what a server bears.",
@@ -182,6 +187,40 @@ def load(
     summary = summarise(records, SLO(_s(slo_ttft_ms), _s(slo_tpot_ms), _s(slo_e2el_ms)))
     print_report(Console(), summary, facts)
     _write(json_file, {**facts, **summary.to_dict()})
+
+
+@bench_app.command()
+def router(
+    model: Annotated[
+        str,
+        typer.Option(envvar="HANDOFF_MODEL", help="Whose tokenizer: folder, hub id, .gguf file, or auto."),
+    ] = "auto",
+    runs: Annotated[int, typer.Option(min=10, help="Measured first tokens of each way.")] = 200,
+    streams: Annotated[int, typer.Option(min=1, help="Streams at a time, for the throughput.")] = 32,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of them.")] = 200,
+    json_file: JsonFile = None,
+) -> None:
+    """What one router process adds to the first token and how many tokens it streams; no model is needed."""
+    cores = sorted(os.sched_getaffinity(0))
+    load_average, warning = busy(cores)
+    if warning is not None:
+        typer.echo(f"handoff bench router: {warning}", err=True)
+    try:
+        folder = ensure_tokenizer(
+            model, default_cache_dir(os.environ), lambda line: typer.echo(line, err=True)
+        )
+        plan = RouterPlan(runs, streams, tokens)
+        with sigterm_as_interrupt():
+            result = measure_router(plan, folder, cores, os.environ)
+    except (httpx.HTTPError, StackFailed, ModelError, OSError) as exc:
+        raise _no_result("router", exc) from exc
+    console = Console()
+    host = {"cores": len(cores), "load_average_before": load_average}
+    print_router(console, result)
+    content = {"bench": "router", **host, **result.to_dict()}
+    print_json_line(console, content)
+    if json_file is not None:
+        json_file.write_text(json_line(content) + "\n")
 
 
 @bench_app.command()

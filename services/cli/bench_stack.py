@@ -88,10 +88,10 @@ def running(
     """
     process = subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2)
     try:
-        _wait_until_ready(process, base_url, timeout_s)
+        wait_until_ready(process, base_url, timeout_s)
         yield base_url
     finally:
-        _stop(process)
+        stop(process)
 
 
 @contextmanager
@@ -104,7 +104,8 @@ def sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], base_url: str, timeout_s: float) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], base_url: str, timeout_s: float) -> None:
+    """Return once /ready answers 200. Raises StackFailed if the process ends before, or takes too long."""
     give_up_s = time.monotonic() + timeout_s
     with httpx.Client(base_url=base_url, timeout=5.0, trust_env=False) as http:
         while not _is_ready(http):
@@ -122,7 +123,7 @@ def _is_ready(http: httpx.Client) -> bool:
         return False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
     """Ask politely, as Ctrl-C would, then insist."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
