@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import httpx
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 
-Outcome = Literal["right", "cut", "wrong"]
+Outcome = Literal["right", "cut", "wrong", "failed"]
 
 
 class _Strict(BaseModel):
@@ -129,9 +130,29 @@ class Server:
         return choice
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request, and the judge of its choice."""
+
+    name: str
+    ask: Callable[[], dict[str, Any]]
+    is_right: Callable[[dict[str, Any]], bool]
+
+    def run(self) -> tuple[str, Outcome, str]:
+        """What came of it, and the answer or the failure to show."""
+        try:
+            choice = self.ask()
+        except httpx.HTTPStatusError as exc:
+            return self.name, "failed", str(exc)
+        shown = json.dumps(choice["message"], ensure_ascii=False)
+        if choice["finish_reason"] == "length":
+            return self.name, "cut", shown
+        return self.name, "right" if self.is_right(choice) else "wrong", shown
+
+
 @dataclass(slots=True)
 class Tally:
-    """Outcomes by what was asked for, and the first answers that were wrong."""
+    """Outcomes by what was asked for, and what was wrong. failed: the server gave no answer, such as too late."""
 
     counts: dict[str, Counter[Outcome]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -139,7 +160,7 @@ class Tally:
     def add(self, name: str, outcome: Outcome, shown: str) -> None:
         """Count one answer."""
         self.counts.setdefault(name, Counter())[outcome] += 1
-        if outcome == "wrong":
+        if outcome in ("wrong", "failed"):
             self.wrong.append(f"{name}: {shown[:200]}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -158,53 +179,43 @@ def measure_structured(server: Server, *, runs: int, calls: int, concurrency: in
     jobs += [_call_job(server, prompts[run % len(prompts)], seed + run) for run in range(calls)]
     tally = Tally()
     with ThreadPoolExecutor(concurrency) as threads:
-        for name, outcome, shown in threads.map(lambda job: job(), jobs):
+        for name, outcome, shown in threads.map(Job.run, jobs):
             tally.add(name, outcome, shown)
     return tally
 
 
 def print_structured(console: Console, tally: Tally) -> None:
     """A table of outcomes, and what was wrong."""
-    table = Table(
-        "asked for", "right", "cut by length", "wrong", title="constrained answers at temperature 1"
-    )
+    title = "constrained answers at temperature 1"
+    table = Table("asked for", "right", "cut by length", "wrong", "no answer", title=title)
     for name, count in tally.counts.items():
-        table.add_row(name, *(str(count[outcome]) for outcome in ("right", "cut", "wrong")))
+        table.add_row(name, *(str(count[outcome]) for outcome in ("right", "cut", "wrong", "failed")))
     console.print(table)
     for line in tally.wrong[:10]:
         console.print(line, style="red", markup=False)
 
 
-def _schema_job(server: Server, case: Case, seed: int) -> Callable[[], tuple[str, Outcome, str]]:
+def _schema_job(server: Server, case: Case, seed: int) -> Job:
     schema = case.form.json_schema()
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
 
-    def run() -> tuple[str, Outcome, str]:
-        choice = server.ask(case.prompt, seed, response_format=wanted)
-        content = choice["message"]["content"] or ""
-        if choice["finish_reason"] == "length":
-            return case.name, "cut", content
-        is_right = choice["finish_reason"] == "stop" and _reads(case.form, content)
-        return case.name, "right" if is_right else "wrong", content
+    def judge(choice: dict[str, Any]) -> bool:
+        return choice["finish_reason"] == "stop" and _reads(case.form, choice["message"]["content"] or "")
 
-    return run
+    return Job(case.name, partial(server.ask, case.prompt, seed, response_format=wanted), judge)
 
 
-def _call_job(server: Server, prompt: str, seed: int) -> Callable[[], tuple[str, Outcome, str]]:
+def _call_job(server: Server, prompt: str, seed: int) -> Job:
     tools = [
         {"type": "function", "function": {"name": name, "parameters": model.model_json_schema()}}
         for name, model in _TOOLS.items()
     ]
 
-    def run() -> tuple[str, Outcome, str]:
-        choice = server.ask(prompt, seed, tools=tools, tool_choice="required")
-        made = choice["message"].get("tool_calls") or []
-        if choice["finish_reason"] == "length":
-            return "required call", "cut", json.dumps(made)
-        is_right = choice["finish_reason"] == "tool_calls" and _are_calls(made)
-        return "required call", "right" if is_right else "wrong", json.dumps(choice["message"])
+    def judge(choice: dict[str, Any]) -> bool:
+        return choice["finish_reason"] == "tool_calls" and _are_calls(choice["message"]["tool_calls"])
 
-    return run
+    ask = partial(server.ask, prompt, seed, tools=tools, tool_choice="required")
+    return Job("required call", ask, judge)
 
 
 def _are_calls(made: Sequence[dict[str, Any]]) -> bool:

@@ -60,7 +60,7 @@ def sample(
         raise EngineFault("the model produced logits that are not numbers")
     logits_V = _adjust(logits_V, sampling, prompt, outputs, banned)
     if allowed is not None:
-        logits_V = logits_V.masked_fill(torch.from_numpy(~allowed).to(logits_V.device), -math.inf)
+        logits_V = torch.where(torch.from_numpy(allowed).to(logits_V.device), logits_V, -math.inf)
     if sampling.temperature <= GREEDY_BELOW or sampling.top_k == 1 or sampling.top_p == 0:
         token = int(torch.argmax(logits_V))
     else:

@@ -14,7 +14,8 @@ import pytest
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel, Field
 
-from tests.support.cluster import Cluster, wait_until
+from shared.wire import DecodeEvent, DecodeRequest, Grammar, Sampling
+from tests.support.cluster import AUTH, Cluster, wait_until
 from tests.support.completions import complete, random_prompt, token_ids
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Describe a cat."}]
@@ -151,6 +152,47 @@ def test_pd_unified_and_a_batch_give_the_same_tokens(pd: Cluster, unified: Clust
 
     assert alone == together
     assert alone == in_unified
+
+
+def test_a_worker_that_takes_over_goes_on_with_the_same_tokens(unified: Cluster) -> None:
+    """The grammar's state is rebuilt from the tokens so far; nothing else of it is ever sent."""
+    prompt = random_prompt(20, seed=40)
+    grammar = Grammar(kind="json_schema", text=json.dumps(SCHEMAS["nested"]))
+    sampling = Sampling(max_tokens=200, seed=7, grammar=grammar)
+
+    def decode(generated: list[int]) -> list[int]:
+        work = DecodeRequest(
+            request_id=f"r{len(generated)}",
+            token_ids=prompt + generated,
+            num_prompt_tokens=len(prompt),
+            sampling=sampling,
+            timeout_s=60,
+            mode="local",
+        )
+        url = f"{unified.decode[0].url}/v1/decode"
+        lines = httpx.post(url, content=work.to_json(), headers=AUTH, timeout=60).text.splitlines()
+        events = [DecodeEvent.model_validate_json(line) for line in lines]
+        made = [token for e in events for token in (e.first.tokens if e.first else e.tokens or [])]
+        assert "stop" == made[-1].finish_reason
+        return [token.token_id for token in made]
+
+    whole = decode([])
+
+    for cut in (1, len(whole) // 2, len(whole) - 1):
+        assert whole == whole[:cut] + decode(whole[:cut])
+
+
+def test_a_worker_refuses_a_bad_grammar_itself(unified: Cluster) -> None:
+    """Whoever calls it directly gets the same 400."""
+    sampling = Sampling(max_tokens=5, grammar=Grammar(kind="regex", text="(a"))
+    work = DecodeRequest(
+        request_id="bad", token_ids=[1], num_prompt_tokens=1, sampling=sampling, timeout_s=60, mode="local"
+    )
+
+    response = httpx.post(f"{unified.decode[0].url}/v1/decode", content=work.to_json(), headers=AUTH)
+
+    assert 400 == response.status_code
+    assert "sampling.grammar" == response.json()["error"]["param"]
 
 
 def test_logprobs_of_a_constrained_answer_are_finite_and_one_per_token(pd: Cluster) -> None:
