@@ -90,6 +90,8 @@ def parse_grammar(value: Any, param: str) -> Constraint:
     """A grammar in Lark's notation or in GBNF ("root ::= ...")."""
     if not isinstance(value, str) or not value.strip():
         _refuse(param, "must be a grammar as text")
+    if len(value) > MAX_GRAMMAR_CHARS:
+        _refuse(param, f"must have at most {MAX_GRAMMAR_CHARS} characters")
     try:
         lark = any_to_lark(value)
     except Exception as exc:  # the converter raises whatever it trips over
@@ -125,15 +127,17 @@ def parse_structured_outputs(value: Any, param: str = "structured_outputs") -> C
 
 def json_schema(schema: Mapping[str, Any], param: str, *, lenient: bool = False) -> Constraint:
     """Any instance of `schema`. lenient: leave out what cannot be enforced."""
-    return _constraint("json_schema", schema_text(schema, lenient=lenient), param)
+    # In place of options for the library that the client may have set.
+    options = {"whitespace_pattern": _WHITE_SPACE, "lenient": lenient}
+    return _constraint("json_schema", json_text({**schema, "x-guidance": options}, param), param)
 
 
-def schema_text(schema: Mapping[str, Any], *, lenient: bool) -> str:
-    """The schema with our options for the library, and none of the client's own."""
-    options: dict[str, Any] = {"whitespace_pattern": _WHITE_SPACE}
-    if lenient:
-        options["lenient"] = True
-    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+def json_text(value: Any, param: str) -> str:
+    """As JSON. Raises InvalidRequest beyond 254 levels: what reads it later may recurse."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as exc:
+        raise InvalidRequest(f"{param} is nested too deeply", param=param) from exc
 
 
 def lark_text(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from router.openai.structured import Constraint, json_schema
+from router.openai.structured import Constraint, json_schema, json_text
 from shared.errors import InvalidRequest
 
 MAX_TOOLS = 128
@@ -47,6 +47,7 @@ def parse_tools(value: Any) -> list[Tool]:
         _refuse("tools", "must be a list")
     if len(value) > MAX_TOOLS:
         _refuse("tools", f"must have at most {MAX_TOOLS} tools")
+    json_text(value, "tools")
     tools = [_tool(item, f"tools[{position}]") for position, item in enumerate(value)]
     if len({tool.name for tool in tools}) != len(tools):
         _refuse("tools", "must have names of their own")

@@ -18,6 +18,14 @@ OBJECT = {"type": "object"}
 MARKS = ("<tool_call>", "</tool_call>")
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """A schema of arrays in arrays."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
 def tool(name: str = "f", **function: Any) -> dict[str, Any]:
     """A function as clients send it."""
     return {"type": "function", "function": {"name": name, **function}}
@@ -52,6 +60,10 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
         ("guided_json", {"guided_json": "{"}),
         ("guided_json", {"guided_json": 5}),
         ("guided_json", {"guided_json": {"type": "integer", "minimum": 2, "maximum": 1}}),
+        ("guided_json", {"guided_json": nested(200)}),
+        ("guided_json", {"guided_json": nested(400)}),
+        ("guided_grammar", {"guided_grammar": "(" * (MAX_GRAMMAR_CHARS + 1)}),
+        ("tools", {"tools": [tool(x=nested(400))]}),
         ("guided_regex", {"guided_regex": "(a"}),
         ("guided_regex", {"guided_regex": ["a"]}),
         ("guided_regex", {"guided_regex": "a" * (MAX_GRAMMAR_CHARS + 1)}),
@@ -121,6 +133,7 @@ def test_a_free_answer_has_no_grammar(fields: dict[str, Any]) -> None:
         {"response_format": schema_format(OBJECT, strict=True, description="d")},
         {"response_format": schema_format({"type": "array", "uniqueItems": True}, strict=False)},
         {"guided_json": OBJECT},
+        {"guided_json": nested(50)},
         {"guided_json": json.dumps(OBJECT)},
         {"guided_regex": r"^\d{3}-/x$"},
         {"guided_choice": ["yes", "no", 'quo"te', "é\\n"]},
