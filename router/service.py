@@ -19,7 +19,14 @@ from router.answering import Answer, Answering
 from router.checkpoint import Checkpoint
 from router.generation import Generation
 from router.metrics import RouterMetrics
-from router.openai.requests import ChatRequest, CompletionRequest, Limits, parse_chat, parse_completion
+from router.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Limits,
+    parse_chat,
+    parse_completion,
+    refuse_deep,
+)
 from router.openai.resolve import Plan, Resolver
 from router.openai.response_answer import ResponseAnswer
 from router.openai.response_request import ResponseRequest, parse_response
@@ -87,23 +94,26 @@ class Service:
             await finish(answering.aclose())
 
     async def _plan(self, body: bytes, endpoint: Endpoint) -> tuple[ChatRequest | CompletionRequest, Plan]:
-        """What the client wants, as token ids and sampling. Long texts and grammars are worked on in a thread."""
+        """What the client wants, as token ids and sampling. Long bodies and grammars are worked on in a thread.
+
+        Every byte can cost as much as text does: messages without any, tool calls, variables.
+        """
         parse = _PARSERS[endpoint]
-        if len(body) > self._settings.offload_chars:
-            parsed = await asyncio.to_thread(parse, body, self._limits)
-        else:
-            parsed = parse(body, self._limits)
-        self._checkpoint.check_name(parsed.model)
-        self._tell_unknown(parsed.unknown)
-        facts = self._checkpoint.facts
-        max_model_len = self._checkpoint.max_model_len(self._registry.max_model_len())
-        if isinstance(parsed, ChatRequest):
-            resolve = partial(self._resolver.chat, parsed, facts, max_model_len, _draw_seed)
-        else:
-            resolve = partial(self._resolver.completion, parsed, facts, max_model_len, _draw_seed)
-        if parsed.text_chars > self._settings.offload_chars or parsed.has_form:
-            return parsed, await asyncio.to_thread(resolve)
-        return parsed, resolve()
+        is_long = len(body) > self._settings.offload_chars
+        with refuse_deep():
+            parsed = (
+                await asyncio.to_thread(parse, body, self._limits) if is_long else parse(body, self._limits)
+            )
+            self._checkpoint.check_name(parsed.model)
+            self._tell_unknown(parsed.unknown)
+            facts = self._checkpoint.facts
+            max_model_len = self._checkpoint.max_model_len(self._registry.max_model_len())
+            if isinstance(parsed, ChatRequest):
+                resolve = partial(self._resolver.chat, parsed, facts, max_model_len, _draw_seed)
+            else:
+                resolve = partial(self._resolver.completion, parsed, facts, max_model_len, _draw_seed)
+            in_thread = is_long or parsed.has_form
+            return parsed, await asyncio.to_thread(resolve) if in_thread else resolve()
 
     def _admit(self, num_prompts: int) -> None:
         if self.in_flight and self.in_flight + num_prompts > self._settings.max_inflight:

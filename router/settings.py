@@ -70,7 +70,7 @@ class RouterSettings(CommonSettings):
     offload_chars: int = Field(
         4096,
         ge=0,
-        description="Prompts longer than this many characters are tokenised in a thread, not on the event loop.",
+        description="Requests longer than this many characters are worked on in a thread, not on the event loop.",
     )
 
     health_interval_s: float = Field(2.0, gt=0, le=300, description="Seconds between two looks at a worker.")

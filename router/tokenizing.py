@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from router.checkpoint import Checkpoint
+from router.openai.requests import refuse_deep
 from router.openai.resolve import Resolver
 from router.openai.tokenize import TokenizerApi
 from router.settings import RouterSettings
@@ -31,10 +32,11 @@ def add_tokenizer_routes(
         body = await read_body(
             request, limit_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )
-        if len(body) > settings.offload_chars:
-            model, content = await asyncio.to_thread(compute, body)
-        else:
-            model, content = compute(body)
+        with refuse_deep():
+            if len(body) > settings.offload_chars:
+                model, content = await asyncio.to_thread(compute, body)
+            else:
+                model, content = compute(body)
         checkpoint.check_name(model)
         return json_response(content, 200)
 

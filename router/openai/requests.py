@@ -7,7 +7,8 @@ and why, stands in router.openai.fields; limits that need the model or token cou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -163,11 +164,6 @@ class _Request(BaseModel):
         """None for no logprobs, else how many of the best beside the chosen one."""
         raise NotImplementedError
 
-    @property
-    def text_chars(self) -> int:
-        """Characters that have to be tokenised."""
-        raise NotImplementedError
-
 
 class CompletionRequest(_Request):
     """POST /v1/completions."""
@@ -185,11 +181,6 @@ class CompletionRequest(_Request):
     def num_logprobs(self) -> int | None:
         """As given: 0 is the chosen token's only."""
         return self.logprobs
-
-    @property
-    def text_chars(self) -> int:
-        """Of the text prompts together; token ids cost nothing."""
-        return len(self.suffix) + sum(len(prompt) for prompt in self.prompt if isinstance(prompt, str))
 
     @property
     def num_samples(self) -> int:
@@ -221,11 +212,6 @@ class ChatRequest(_Request):
     def num_logprobs(self) -> int | None:
         """Only if asked for at all."""
         return self.top_logprobs if self.logprobs else None
-
-    @property
-    def text_chars(self) -> int:
-        """Of the messages' contents; the template adds little."""
-        return sum(len(message["content"] or "") for message in self.messages)
 
 
 R = TypeVar("R", bound=_Request)
@@ -266,6 +252,15 @@ def check_chat(request: ChatRequest) -> None:
             _refuse("continue_final_message", "and add_generation_prompt exclude each other")
         if last["role"] != "assistant" or last["content"] is None or last.get("tool_calls"):
             _refuse("continue_final_message", "needs a last message of the assistant, with text and no calls")
+
+
+@contextmanager
+def refuse_deep() -> Iterator[None]:
+    """What Python cannot walk through is refused: within are parsing a request and all work on its values."""
+    try:
+        yield
+    except RecursionError as exc:
+        raise InvalidRequest("the body is nested too deeply") from exc
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

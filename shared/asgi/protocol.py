@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from shared.asgi.answers import error_response
 from shared.errors import InvalidRequest
 
 MAX_HEAD_BYTES = 512 * 1024
+MAX_PIPELINED = 8
 
 
 class BoundedHttp(HttpToolsProtocol):
     """Refuses a request whose line and headers go far beyond any use; httptools itself buffers without end.
 
     The limit is above what one read of a socket returns, since a read that ends a head can hold body as well.
+
+    Requests that come before an answer is complete wait for their turn, but never stop the reading, as they do in
+    uvicorn: whoever does not read is not told of a hang-up. Too many, or too long ones, are dropped, and the
+    connection ends with the answer.
     """
 
     _head_bytes: int | None = 0  # None while a body is read
+    _running: RequestResponseCycle | None = None
+    _is_full = False  # what comes is dropped
 
     def data_received(self, data: bytes) -> None:
         """Count what belongs to a head that was not complete before this read."""
+        if self._is_full:
+            return
         if self._head_bytes is not None:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -31,6 +42,12 @@ class BoundedHttp(HttpToolsProtocol):
         """The head is over; what follows is body."""
         self._head_bytes = None
         super().on_headers_complete()
+        self._read_on()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body of the request that came last."""
+        super().on_body(body)
+        self._read_on()
 
     def on_message_complete(self) -> None:
         """The body is over; what follows is the next request's head."""
@@ -41,6 +58,10 @@ class BoundedHttp(HttpToolsProtocol):
         """Let go of the connection. uvicorn 0.54 keeps the idle timer, and with it all of this, after a reset."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True  # NOTE: uvicorn tells only the request that came last
+            self._running.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse and hang up; without a word if an answer is being written, which it would only garble."""
@@ -51,3 +72,17 @@ class BoundedHttp(HttpToolsProtocol):
             body = bytes(answer.body)
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n" + head + b"\r\n" + body)
         self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _read_on(self) -> None:
+        if not self.pipeline:
+            return
+        if self._is_full or len(self.pipeline) > MAX_PIPELINED or len(self.cycle.body) > HIGH_WATER_LIMIT:
+            self._is_full = True
+            self.pipeline.clear()
+            if self._running is not None:
+                self._running.keep_alive = False
+        self.flow.resume_reading()

@@ -254,7 +254,6 @@ def test_the_four_prompt_forms() -> None:
     assert ["a", "b"] == completion(prompt=["a", "b"]).prompt
     assert [[1, 2]] == completion(prompt=[1, 2]).prompt
     assert [[1, 2], [3]] == completion(prompt=[[1, 2], [3]]).prompt
-    assert 2 == completion(prompt=["a", "b"]).text_chars
 
 
 def test_choices_in_all_are_bounded() -> None:
