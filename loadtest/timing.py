@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-STAGES = ("route", "reserve", "queue", "prefill", "transfer", "decode_queue", "decode", "retry")
-"""In the order of a request's way; `retry` only after a try that failed. They add up to `total`."""
+STAGES = ("route", "reserve", "queue", "prefill", "transfer", "decode_queue", "decode", "relay", "retry")
+"""In the order of a request's way; then the hops, and `retry` after a try that failed. They add up to `total`."""
 
 TOTAL = "total"
 COMMENT = "server-timing "

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from loadtest.drive import closed_loop
 from loadtest.metrics import summarise
 from loadtest.timing import STAGES
 from loadtest.workload import synthetic
+from tests.support.cluster import Cluster
 from tests.support.fake_openai import Answer, fake_openai, whole_stream
 
 REPOSITORY = Path(__file__).parents[2]
@@ -27,10 +27,9 @@ ALWAYS_THERE = [stage for stage in STAGES if stage != "retry"]
 
 
 @pytest.fixture
-def base_url() -> Iterator[str]:
-    """A server that answers everything well."""
-    with fake_openai() as fake:
-        yield fake.base_url
+def base_url(pd: Cluster) -> str:
+    """A real router with a prefill and a decode worker behind it."""
+    return pd.url
 
 
 def locust(folder: Path, base_url: str, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:

@@ -1,0 +1,55 @@
+"""Workers whose KV would mean nothing to each other are never paired, and /ready says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from router.app import create_app
+from router.checkpoint import Checkpoint
+from router.settings import RouterSettings
+from tests.support import http
+from tests.support.cluster import SECRET, run_cluster, run_worker, wait_until
+from tests.support.completions import GREEDY, complete, random_prompt, token_ids
+from tests.support.servers import ServerThread
+from tests.support.tiny_model import build_tiny_model
+
+
+@pytest.mark.parametrize(
+    ("decode", "field"),
+    [({"dtype": "bfloat16"}, "dtype"), ({"seed": 1}, "weights"), ({"rope_theta": 5000.0}, "rope")],
+    ids=["dtype", "weights", "rope"],
+)
+def test_a_conflicting_pair_is_refused_with_its_reason(
+    tiny_model: Path, tmp_path: Path, decode: dict[str, Any], field: str
+) -> None:
+    """The same bytes in number, another meaning: 503, the differing field by name, and no request served."""
+    settings = {key: value for key, value in decode.items() if key == "dtype"}
+    other = tiny_model if settings else build_tiny_model(tmp_path / "tiny", **decode)
+    with run_worker("prefill", tiny_model) as p, run_worker("decode", other, **settings) as d:
+        router = RouterSettings(prefill_urls=(p.url,), decode_urls=(d.url,), recovery_wait_s=0)
+        with ServerThread(create_app(router, Checkpoint.load(tiny_model, "tiny"), SECRET)) as server:
+
+            def ready() -> httpx.Response:
+                return http.get(f"{server.url}/ready")
+
+            wait_until(lambda: bool(ready().json()["conflicts"]))
+            assert 503 == ready().status_code
+            (conflict,) = ready().json()["conflicts"]
+            assert field in conflict["fields"]
+            body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4}
+            assert 503 == http.post(f"{server.url}/v1/completions", json=body).status_code
+
+
+def test_block_sizes_may_differ(tiny_model: Path) -> None:
+    """A prefill worker with blocks of 16 and a decode worker with blocks of 5 understand each other."""
+    prompt = random_prompt(73, seed=8)
+    answers = []
+    for size in (16, 5):
+        with run_cluster(tiny_model, decode={"block_size": size}) as cluster:
+            answers.append(token_ids(complete(cluster, prompt, max_tokens=20, **GREEDY)))
+
+    assert answers[0] == answers[1]
