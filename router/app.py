@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from router.checkpoint import Checkpoint
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
+from router.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, RESPONSE_FIELDS, Field
 from router.policy import LeastOutstanding
 from router.probe import Prober
 from router.relay import Dispatcher
@@ -24,6 +25,7 @@ from shared.asgi.answers import json_response
 from shared.asgi.context import OPEN_PATHS
 from shared.asgi.disconnect import finish
 from shared.asgi.install import install_http
+from shared.asgi.openapi import error_responses, json_body, object_schema
 from shared.errors import UnknownModel
 from shared.observability import Metrics, metrics_endpoint
 
@@ -81,7 +83,13 @@ def create_app(
                 task.cancel()
             await finish(_stop(background, dispatcher, client))
 
-    app = FastAPI(title="handoff router", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="handoff router",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=error_responses(),
+    )
     app.state.draining = False
     install_http(
         app,
@@ -96,22 +104,26 @@ def create_app(
     _add_state_routes(app, registry, prober)
     app.add_api_route("/metrics", metrics_endpoint(metrics), methods=["GET"])
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=_fields(CHAT_FIELDS, "messages"))
     async def chat(request: Request) -> Response:
         """Chat, whole or streamed."""
         return await service.answer(request, "chat")
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", openapi_extra=_fields(COMPLETION_FIELDS, "prompt"))
     async def completions(request: Request) -> Response:
         """Plain text or token ids, whole or streamed."""
         return await service.answer(request, "completions")
 
-    @app.post("/v1/responses")
+    @app.post("/v1/responses", openapi_extra=_fields(RESPONSE_FIELDS, "input"))
     async def responses(request: Request) -> Response:
         """Chat in the form of the newer API, whole or as typed events."""
         return await service.answer(request, "responses")
 
     return app
+
+
+def _fields(table: tuple[Field, ...], required: str) -> dict[str, object]:
+    return json_body(object_schema((f.name for f in table if f.status == "supported"), required=[required]))
 
 
 def _add_model_routes(app: FastAPI, checkpoint: Checkpoint, registry: Registry) -> None:

@@ -16,6 +16,7 @@ from router.settings import RouterSettings
 from router.workers.registry import Registry
 from shared.asgi.answers import json_response
 from shared.asgi.body import read_body
+from shared.asgi.openapi import json_body, object_schema
 
 
 def add_tokenizer_routes(
@@ -40,15 +41,20 @@ def add_tokenizer_routes(
         checkpoint.check_name(model)
         return json_response(content, 200)
 
-    @app.post("/tokenize")
-    @app.post("/v1/tokenize")
+    texts = json_body(
+        object_schema(["model", "prompt", "messages", "add_special_tokens", "return_token_strs"])
+    )
+    ids = json_body(object_schema(["model", "tokens"], required=["tokens"]))
+
+    @app.post("/tokenize", openapi_extra=texts)
+    @app.post("/v1/tokenize", openapi_extra=texts)
     async def tokenize(request: Request) -> Response:
         """Token ids of a prompt or of a conversation."""
         max_model_len = checkpoint.max_model_len(registry.max_model_len())
         return await answer(request, lambda body: api.tokenize(body, max_model_len))
 
-    @app.post("/detokenize")
-    @app.post("/v1/detokenize")
+    @app.post("/detokenize", openapi_extra=ids)
+    @app.post("/v1/detokenize", openapi_extra=ids)
     async def detokenize(request: Request) -> Response:
         """The text of token ids."""
         return await answer(request, api.detokenize)

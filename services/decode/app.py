@@ -14,6 +14,7 @@ from services.decode.reservations import Book
 from services.decode.settings import DecodeSettings
 from services.decode.stream import DecodeContext, DecodeStream
 from shared.asgi.body import parse_json, read_body
+from shared.asgi.openapi import json_body
 from shared.asgi.stream import NDJSON, OwnedStream
 from shared.kv.limits import ReceiveLimits
 from shared.kv.receiver import KvListener
@@ -63,7 +64,7 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
 
     app = worker_app(worker, settings, secret, metrics, open_listener)
 
-    @app.post("/v1/decode")
+    @app.post("/v1/decode", openapi_extra=json_body(DecodeRequest))
     async def decode(request: Request) -> Response:
         """Body: shared.wire.DecodeRequest. Answer: NDJSON of shared.wire.DecodeEvent."""
         work = await take_work(request, DecodeRequest, settings)
@@ -71,7 +72,7 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
         offer = request.app.state.kv_listener.offer(host)
         return OwnedStream(DecodeStream(context, work, offer), NDJSON)
 
-    @app.post("/v1/decode/stop", status_code=204)
+    @app.post("/v1/decode/stop", status_code=204, openapi_extra=json_body(StopChoices))
     async def stop(request: Request) -> Response:
         """Body: shared.wire.StopChoices. A request that is not here has ended already: that is no error."""
         body = await read_body(

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.settings import PrefillSettings
 from services.prefill.stream import PrefillContext, PrefillStream
+from shared.asgi.openapi import json_body
 from shared.asgi.stream import NDJSON, OwnedStream
 from shared.kv.sender import KvSender, SendTimeouts
 from shared.kv.transports.choice import usable
@@ -48,7 +49,7 @@ def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAP
 
     app = worker_app(worker, settings, secret, metrics, open_senders)
 
-    @app.post("/v1/prefill")
+    @app.post("/v1/prefill", openapi_extra=json_body(PrefillRequest))
     async def prefill(request: Request) -> Response:
         """Body: shared.wire.PrefillRequest. Answer: NDJSON of shared.wire.PrefillEvent."""
         work = await take_work(request, PrefillRequest, settings)

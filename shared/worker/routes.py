@@ -14,6 +14,7 @@ from shared.asgi.answers import json_response
 from shared.asgi.body import parse_json, read_body
 from shared.asgi.context import adopt_request_id
 from shared.asgi.install import install_http
+from shared.asgi.openapi import error_responses
 from shared.engine.engine import Engine
 from shared.errors import Unavailable
 from shared.observability import Metrics, metrics_endpoint
@@ -45,7 +46,13 @@ def worker_app(
             worker.grammars.close()
             await asyncio.to_thread(worker.engine.close)
 
-    app = FastAPI(title=f"handoff {worker.role} worker", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title=f"handoff {worker.role} worker",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=error_responses(),
+    )
     app.state.draining = False
     install_http(app, keys=[secret], trust_caller_id=True)
     engine_metrics(worker, metrics)
