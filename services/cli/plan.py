@@ -18,6 +18,8 @@ from typing import Literal
 Role = Literal["prefill", "decode", "router"]
 
 LOOPBACK = "127.0.0.1"
+RECOVERY_WAIT_S = 120
+"""A worker that was killed is started again here, and that takes as long as loading its model does."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def plan(options: Options, host: Host, environ: Mapping[str, str], *, secret: st
         "HANDOFF_PORT": str(options.port),
         "HANDOFF_PREFILL_URLS": ",".join(urls["prefill"]),
         "HANDOFF_DECODE_URLS": ",".join(urls["decode"]),
+        "HANDOFF_RECOVERY_WAIT_S": environ.get("HANDOFF_RECOVERY_WAIT_S", str(RECOVERY_WAIT_S)),
     }
     return [*children, _child("router", "router", common | router, base_url(options.host, options.port))]
 
