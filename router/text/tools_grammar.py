@@ -20,6 +20,7 @@ from shared.wire import Grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE_OPEN, FENCE_CLOSE = "```json", "```"
+MAX_CALLS = 32  # of one answer
 _SPACE = r"\s{0,12}"
 
 
@@ -57,7 +58,8 @@ def _marked(names: Sequence[str], *, parallel: bool, marks: Sequence[str]) -> li
     rules = [
         "calls: open body more",
         f"open: {open_}",
-        'more: ("\\n" open body)*' if parallel else 'more: ""',
+        # The line's end comes first: models write one after their last call too, and only then decide.
+        f'more: ("\\n" open body){{0,{MAX_CALLS - 1}}} "\\n"?' if parallel else 'more: "\\n"?',
         f"body: {_any('body', names)}",
     ]
     for i, name in enumerate(names):
@@ -68,7 +70,7 @@ def _marked(names: Sequence[str], *, parallel: bool, marks: Sequence[str]) -> li
 
 def _unmarked(names: Sequence[str], *, parallel: bool) -> list[str]:
     """Calls in blocks of JSON after any text, and one call as the whole answer."""
-    more = f" ({_any('next', names)})*" if parallel else ""
+    more = f" ({_any('next', names)}){{0,{MAX_CALLS - 1}}}" if parallel else ""
     rules = [
         f"blocks: ({_any('first', names)}){more}",
         f"bare: {_any('bare', names)}",

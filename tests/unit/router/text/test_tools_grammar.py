@@ -51,6 +51,7 @@ def may_be(compiler: GrammarCompiler, tokenizer: TextTokenizer, text: str, **opt
         "Hello!",
         MARKED,
         f"{MARKED}\n{MARKED}",
+        f"{MARKED}\n",
         f"Let me see.\n{MARKED}",
         BLOCK,
         f"Sure:\n{BLOCK}\n{BLOCK}",
