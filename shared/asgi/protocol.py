@@ -13,6 +13,16 @@ MAX_HEAD_BYTES = 512 * 1024
 MAX_PIPELINED = 8
 
 
+class _UntilClose(int):
+    """A Content-Length that any body has: never exceeded, never left over."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> _UntilClose:
+        return self
+
+
 class BoundedHttp(HttpToolsProtocol):
     """Refuses a request whose line and headers go far beyond any use; httptools itself buffers without end.
 
@@ -75,6 +85,11 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if self.scope["http_version"] == "1.0":
+            # NOTE: uvicorn sends chunks to who does not know them; here such a body ends with the connection.
+            cycle.keep_alive = False
+            cycle.chunked_encoding = False
+            cycle.expected_content_length = _UntilClose()
         super()._start_asgi_task(cycle, app)
 
     def _read_on(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
+from starlette.responses import StreamingResponse
 
 from shared.asgi.install import install_http
 from shared.asgi.protocol import BoundedHttp
@@ -15,9 +16,14 @@ from tests.support.servers import ServerThread, connect, read_until, reset, send
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerThread]:
-    """An app without routes: everything is a 404, which is an answer too."""
+    """An app with one stream; everything else is a 404, which is an answer too."""
     app = FastAPI()
     install_http(app, keys=(), trust_caller_id=False)
+
+    @app.get("/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(iter([b"one ", b"two"]))
+
     with ServerThread(app) as running:
         yield running
 
@@ -29,6 +35,16 @@ def test_bytes_that_are_no_http_are_told_so_in_json(server: ServerThread) -> Non
         answer = read_until(sock, b"nothing but the end")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b'"invalid_request_error"' in answer
+
+
+@pytest.mark.parametrize("path", ["/stream", "/"])
+def test_an_old_client_gets_no_chunks(server: ServerThread, path: str) -> None:
+    """HTTP/1.0 does not know them: the body is bare, and ends with the connection."""
+    with connect(server) as sock:
+        sock.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        head, _, body = read_until(sock, b"nothing but the end").partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert body == b"one two" or body.startswith(b'{"error":')
 
 
 def test_a_head_without_end_is_refused(server: ServerThread) -> None:
