@@ -19,18 +19,13 @@ from router.answering import Answer, Answering
 from router.checkpoint import Checkpoint
 from router.generation import Generation
 from router.metrics import RouterMetrics
-from router.openai.requests import (
-    ChatRequest,
-    CompletionRequest,
-    Limits,
-    parse_chat,
-    parse_completion,
-    refuse_deep,
-)
+from router.openai.body import refuse_deep
+from router.openai.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from router.openai.resolve import Plan, Resolver
 from router.openai.response_answer import ResponseAnswer
 from router.openai.response_request import ResponseRequest, parse_response
 from router.openai.responses import ChatAnswer, CompletionAnswer
+from router.openai.shared_fields import Limits
 from router.relay import Dispatcher
 from router.settings import RouterSettings
 from router.workers.registry import Registry

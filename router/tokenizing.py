@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from router.checkpoint import Checkpoint
-from router.openai.requests import refuse_deep
+from router.openai.body import refuse_deep
 from router.openai.resolve import Resolver
 from router.openai.tokenize import TokenizerApi
 from router.settings import RouterSettings

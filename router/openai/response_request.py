@@ -8,9 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
+from router.openai.body import parse_body
 from router.openai.fields import CHAT_FIELDS, PASSED_ON, RESPONSE_FIELDS, check_refused, unknown_fields
 from router.openai.items import to_messages
-from router.openai.requests import ChatRequest, Limits, check_chat, parse_body, validate
+from router.openai.requests import ChatRequest, check_chat
+from router.openai.shared_fields import Limits, validate
 from shared.errors import InvalidRequest
 
 _LOGPROBS = "message.output_text.logprobs"

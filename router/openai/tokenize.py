@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from router.openai.requests import Limits, parse_chat
+from router.openai.requests import parse_chat
 from router.openai.resolve import Resolver
+from router.openai.shared_fields import Limits
 from router.text.tokenizer import TextTokenizer
 from shared.asgi.body import parse_json, parse_object
 from shared.errors import InvalidRequest

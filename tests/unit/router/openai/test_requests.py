@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
-from router.openai.requests import ChatRequest, CompletionRequest, Limits, parse_chat, parse_completion
+from router.openai.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from router.openai.shared_fields import Limits
 from shared.errors import InvalidRequest
 
 LIMITS = Limits(max_choices=4, max_prompts=3, max_total_choices=6)

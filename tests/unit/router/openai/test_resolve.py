@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from router.openai.requests import Limits, parse_chat, parse_completion
+from router.openai.requests import parse_chat, parse_completion
 from router.openai.resolve import COMPLETION_MAX_TOKENS, Plan, Resolver
+from router.openai.shared_fields import Limits
 from router.text.template import ChatTemplate
 from router.text.tokenizer import TextTokenizer
 from shared.errors import InvalidRequest, PromptTooLong

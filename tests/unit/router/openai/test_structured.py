@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from router.openai.form import Form, FormBuilder
-from router.openai.requests import Limits, parse_chat, parse_completion
+from router.openai.requests import parse_chat, parse_completion
+from router.openai.shared_fields import Limits
 from shared.errors import InvalidRequest
 from shared.grammar import problem
 from shared.wire import MAX_GRAMMAR_CHARS
