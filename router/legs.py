@@ -96,7 +96,7 @@ class Leg(Generic[E]):
             self._inbox.put(exc)
         finally:
             if stream is not None:
-                await stream.aclose()
+                stream.close()
 
 
 AnyLeg: TypeAlias = Leg[Any]

@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TypeVar
 
-import httpx
 from pydantic import ValidationError
 
 from router.settings import RouterSettings
-from router.workers.connections import Connections
+from router.workers.connection import Connection, ConnectionBroken, TransportError
+from router.workers.connections import Address, Connections
 from router.workers.exchange import Exchange
 from router.workers.state import Worker
-from router.workers.stream import EventStream, as_our_own, from_httpx
+from router.workers.stream import EventStream, as_our_own, from_transport
 from shared.asgi.answers import from_error_response
-from shared.asgi.disconnect import finish
 from shared.errors import BackendError, BackendTimeout, ServingError
 from shared.wire import (
     DecodeEvent,
@@ -42,19 +41,12 @@ class WorkerClient:
     """Opens event streams at workers. Reads have no time-out here: waits for events are bounded by their stage."""
 
     def __init__(self, settings: RouterSettings, secret: str) -> None:
-        self._headers = {
-            "authorization": f"Bearer {secret}",
-            "content-type": "application/json",
-            "accept-encoding": "identity",
-        }
-        self._extensions = {
-            "timeout": {
-                "connect": settings.connect_timeout_s,
-                "write": settings.write_timeout_s,
-                "read": None,
-                "pool": settings.connect_timeout_s,
-            }
-        }
+        self._headers = (
+            f"authorization: Bearer {secret}\r\n"
+            "content-type: application/json\r\naccept-encoding: identity\r\n"
+        )
+        self._connect_timeout_s = settings.connect_timeout_s
+        self._write_timeout_s = settings.write_timeout_s
         self._small_timeout_s = settings.health_timeout_s
         self._max_idle = settings.max_inflight
         self._ssl_context = _ssl_context((*settings.prefill_urls, *settings.decode_urls))
@@ -63,7 +55,8 @@ class WorkerClient:
     async def aclose(self) -> None:
         """Close every idle connection; those in use are closed by who uses them."""
         for connections in self._connections.values():
-            await connections.aclose()
+            connections.close()
+        await asyncio.sleep(0)  # a socket is closed in the turn after
 
     async def decode(self, worker: Worker, request: DecodeRequest) -> EventStream[DecodeEvent]:
         """Open /v1/decode. The reservation lives exactly as long as the stream is open."""
@@ -78,34 +71,35 @@ class WorkerClient:
         async with _Bounded(self._small_timeout_s, worker):
             exchange = await self._send(worker, "POST", "/v1/decode/stop", request)
             try:
-                if exchange.response.status_code >= 400:
-                    raise await _refusal(exchange.response, worker)
+                if exchange.head.status >= 400:
+                    raise await _refusal(exchange, worker)
+                await _limited(exchange, worker)
             finally:
-                await exchange.aclose()
+                exchange.close()
 
     async def info(self, worker: Worker) -> WorkerInfo:
         """Ask who it is and how it does. Raises BackendError if it does not answer properly."""
         async with _Bounded(self._small_timeout_s, worker):
             exchange = await self._send(worker, "GET", "/v1/info")
             try:
-                if exchange.response.status_code != 200:
-                    raise await _refusal(exchange.response, worker)
-                return WorkerInfo.model_validate_json(await _limited(exchange.response, worker))
+                if exchange.head.status != 200:
+                    raise await _refusal(exchange, worker)
+                return WorkerInfo.model_validate_json(await _limited(exchange, worker))
             except ValidationError as exc:
                 raise BackendError("it does not speak this protocol") from exc
             finally:
-                await exchange.aclose()
+                exchange.close()
 
     async def _stream(
         self, worker: Worker, path: str, body: Wire, parse: Callable[[bytes], E]
     ) -> EventStream[E]:
         exchange = await self._send(worker, "POST", path, body)
-        if exchange.response.status_code == 200:
+        if exchange.head.status == 200:
             return EventStream(exchange, parse, worker)
         try:
-            refusal = await _refusal(exchange.response, worker)
+            refusal = await _refusal(exchange, worker)
         except BaseException:
-            await exchange.aclose()
+            exchange.close()
             raise
         return EventStream(exchange, parse, worker, refusal=refusal)
 
@@ -113,41 +107,50 @@ class WorkerClient:
         """The response's head. Raises BackendError, BackendTimeout."""
         connections = self._connections.get(worker.url)
         if connections is None:
-            connections = Connections(max_idle=self._max_idle, ssl_context=self._ssl_context)
-            self._connections[worker.url] = connections
-        content = None if body is None else body.to_json()
-
-        async def attempt(connection: httpx.AsyncHTTPTransport) -> Exchange:
-            request = httpx.Request(
-                method, worker.url + path, headers=self._headers, content=content, extensions=self._extensions
-            )
-            try:
-                response = await connection.handle_async_request(request)
-            except BaseException:
-                await finish(connection.aclose())
-                raise
-            response.request = request
-            return Exchange(response, connection, connections)
-
-        kept = connections.kept()
+            connections = self._connections[worker.url] = self._to(worker.url)
+        request = self._request(connections.address, method, path, b"" if body is None else body.to_json())
         try:
+            kept = connections.kept()
             if kept is not None:
                 try:
-                    return await attempt(kept)
-                except httpx.TimeoutException:
-                    raise
-                except httpx.TransportError:
-                    pass  # it was closed while idle: nothing was answered on it, so nothing was begun
-            return await attempt(connections.fresh())
-        except httpx.TransportError as exc:
-            raise from_httpx(exc, worker) from exc
+                    return await _exchange(request, kept, connections)
+                except ConnectionBroken:
+                    if kept.touched:
+                        raise
+                    # it was closed while idle: nothing was answered on it, so nothing was begun
+            return await _exchange(request, await connections.fresh(), connections)
+        except TransportError as exc:
+            raise from_transport(exc, worker) from exc
+
+    def _to(self, url: str) -> Connections:
+        address = Address.of(url)
+        return Connections(
+            address,
+            max_idle=self._max_idle,
+            connect_timeout_s=self._connect_timeout_s,
+            write_timeout_s=self._write_timeout_s,
+            ssl_context=self._ssl_context if address.is_tls else None,
+        )
+
+    def _request(self, address: Address, method: str, path: str, content: bytes) -> bytes:
+        head = (
+            f"{method} {address.path}{path} HTTP/1.1\r\nhost: {address.authority}\r\n"
+            f"{self._headers}content-length: {len(content)}\r\n\r\n"
+        )
+        return head.encode("ascii") + content
 
 
-def _ssl_context(urls: Iterable[str]) -> ssl.SSLContext:
-    """Shared by all connections. The system's certificates, a tenth of a second, only where a worker needs them."""
-    if any(url.startswith("https://") for url in urls):
-        return ssl.create_default_context()
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+async def _exchange(request: bytes, connection: Connection, connections: Connections) -> Exchange:
+    try:
+        return Exchange(await connection.request(request), connection, connections)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _ssl_context(urls: Iterable[str]) -> ssl.SSLContext | None:
+    """Shared by all connections. Made only where a worker needs it: loading certificates takes a while."""
+    return ssl.create_default_context() if any(url.startswith("https://") for url in urls) else None
 
 
 class _Bounded:
@@ -169,20 +172,26 @@ class _Bounded:
             raise BackendTimeout(f"{self._worker.name} did not answer in time") from late
 
 
-async def _limited(response: httpx.Response, worker: Worker) -> bytes:
+async def _limited(exchange: Exchange, worker: Worker) -> bytes:
     body = bytearray()
     try:
-        async for chunk in response.aiter_raw():
+        while chunk := await exchange.read():
             body += chunk
             if len(body) > MAX_ANSWER_BYTES:
                 raise BackendError(f"{worker.name} answered too much")
-    except httpx.HTTPError as exc:
-        raise from_httpx(exc, worker) from exc
+    except TransportError as exc:
+        raise from_transport(exc, worker) from exc
     return bytes(body)
 
 
-async def _refusal(response: httpx.Response, worker: Worker) -> ServingError:
+async def _refusal(exchange: Exchange, worker: Worker) -> ServingError:
     """A status other than 200 as the error that its body names; its header tells when to come back."""
-    body = await _limited(response, worker)
-    retry_after = response.headers.get("retry-after")
-    return as_our_own(from_error_response(response.status_code, body, retry_after=retry_after))
+    body = await _limited(exchange, worker)
+    retry_after = exchange.head.headers.get(b"retry-after")
+    return as_our_own(
+        from_error_response(
+            exchange.head.status,
+            body,
+            retry_after=None if retry_after is None else retry_after.decode("latin-1"),
+        )
+    )

@@ -1,53 +1,100 @@
-"""Kept connections to one worker, each an httpx transport of its own.
+"""Connections to one worker, kept for the next request.
 
-NOTE: httpcore's pool looks at every connection for every other one at each request (seen with 1.0): with 240 open
-streams that was 25 ms of CPU per request. A pool of one connection has nothing to look through.
 No limit on open ones: admission already bounds the requests, and a limit here would only be a second, hidden queue.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections import deque
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic
+from urllib.parse import urlsplit
 
-import httpx
+from router.workers.connection import ConnectFailed, Connection, ConnectTimedOut
 
 KEEPALIVE_EXPIRY_S = 30.0
 """Well below the 75 s after which a worker's server closes an idle connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a worker's URL leads. authority: for the Host header. path: what precedes every path."""
+
+    host: str
+    port: int
+    authority: str
+    path: str
+    is_tls: bool
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        """Raises ValueError if there is no host in it, or an impossible port."""
+        parts = urlsplit(url)
+        is_tls = parts.scheme == "https"
+        if not parts.hostname:
+            raise ValueError("a worker address without a host")
+        port = parts.port or (443 if is_tls else 80)
+        return cls(parts.hostname, port, parts.netloc.rpartition("@")[2], parts.path, is_tls)
+
+
 class Connections:
-    """Newest first, so that the ones that are not needed any more grow old. At most `max_idle` are kept."""
+    """Newest first, so that the ones that are not needed any more grow old. At most `max_idle` are kept.
 
-    def __init__(self, *, max_idle: int, ssl_context: ssl.SSLContext) -> None:
+    ssl_context: for https; None if the address is plain.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        max_idle: int,
+        connect_timeout_s: float,
+        write_timeout_s: float,
+        ssl_context: ssl.SSLContext | None,
+    ) -> None:
+        self.address = address
         self._max_idle = max_idle
+        self._connect_timeout_s = connect_timeout_s
+        self._make = partial(Connection, write_timeout_s=write_timeout_s)
         self._ssl_context = ssl_context
-        self._idle: deque[tuple[float, httpx.AsyncHTTPTransport]] = deque()
+        self._idle: deque[tuple[float, Connection]] = deque()
 
-    def kept(self) -> httpx.AsyncHTTPTransport | None:
-        """A connection that has served before; None if there is none."""
-        if self._idle and monotonic() - self._idle[-1][0] < KEEPALIVE_EXPIRY_S:
-            return self._idle.pop()[1]
+    def kept(self) -> Connection | None:
+        """A connection that has served before and is not known to be closed; None if there is none."""
+        while self._idle and monotonic() - self._idle[-1][0] < KEEPALIVE_EXPIRY_S:
+            connection = self._idle.pop()[1]
+            if connection.reusable:
+                return connection
         return None
 
-    def fresh(self) -> httpx.AsyncHTTPTransport:
-        """A connection yet to be made."""
-        limits = httpx.Limits(
-            max_connections=1, max_keepalive_connections=1, keepalive_expiry=KEEPALIVE_EXPIRY_S
-        )
-        return httpx.AsyncHTTPTransport(verify=self._ssl_context, trust_env=False, limits=limits)
+    async def fresh(self) -> Connection:
+        """A new connection. Raises ConnectFailed, ConnectTimedOut."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    self._make, self.address.host, self.address.port, ssl=self._ssl_context
+                )
+        except TimeoutError as exc:
+            raise ConnectTimedOut(str(exc)) from exc
+        except (OSError, UnicodeError) as exc:  # UnicodeError: a host name that cannot be one
+            raise ConnectFailed(str(exc)) from exc
+        return connection
 
-    async def give(self, connection: httpx.AsyncHTTPTransport) -> None:
+    def give(self, connection: Connection) -> None:
         """Keep a connection whose response is over, and close those that have been idle for too long."""
+        if not connection.reusable:
+            connection.close()
+            return
         now = monotonic()
         self._idle.append((now, connection))
-        while self._idle and (
-            len(self._idle) > self._max_idle or now - self._idle[0][0] >= KEEPALIVE_EXPIRY_S
-        ):
-            await self._idle.popleft()[1].aclose()
+        while len(self._idle) > self._max_idle or now - self._idle[0][0] >= KEEPALIVE_EXPIRY_S:
+            self._idle.popleft()[1].close()
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close what is idle."""
         while self._idle:
-            await self._idle.pop()[1].aclose()
+            self._idle.pop()[1].close()

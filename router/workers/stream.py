@@ -1,4 +1,4 @@
-"""One worker's NDJSON answer as typed events, and the conversion of everything that httpx can raise.
+"""One worker's NDJSON answer as typed events, and the conversion of everything that a connection can raise.
 
 A stream that ends without a terminal event was cut and is an error, never a success.
 """
@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import httpx
 from pydantic import ValidationError
 
+from router.workers.connection import ConnectFailed, ConnectTimedOut, TransportError, WriteTimedOut
 from router.workers.exchange import Exchange
 from router.workers.state import Worker
 from shared.asgi.answers import from_error_body
@@ -23,14 +23,14 @@ MAX_LINE_BYTES = 8 * 2**20
 E = TypeVar("E", bound=DecodeEvent | PrefillEvent)
 
 
-def from_httpx(exc: httpx.HTTPError | httpx.StreamError, worker: Worker) -> BackendError:
-    """The one conversion of httpx's errors. A broken connection takes the worker out of placement at once."""
-    if isinstance(exc, httpx.ConnectTimeout):
+def from_transport(exc: TransportError, worker: Worker) -> BackendError:
+    """The one conversion of a connection's errors. A broken one takes the worker out of placement at once."""
+    if isinstance(exc, ConnectTimedOut):
         worker.lost("cannot be connected to in time")
         return BackendTimeout(f"{worker.name} could not be connected to in time")
-    if isinstance(exc, httpx.TimeoutException):
-        return BackendTimeout(f"{worker.name} did not answer in time")
-    if isinstance(exc, httpx.ConnectError):
+    if isinstance(exc, WriteTimedOut):
+        return BackendTimeout(f"{worker.name} did not take the request in time")
+    if isinstance(exc, ConnectFailed):
         worker.lost("refuses connections")
         return BackendError(f"{worker.name} refuses connections")
     worker.lost("its connection broke")
@@ -67,7 +67,6 @@ class EventStream(Generic[E]):
         self._refusal = refusal
         self._parse = parse
         self._worker = worker
-        self._chunks = exchange.response.aiter_raw()
         self._lines: deque[bytes] = deque()
         self._rest = bytearray()
         self.ended = False
@@ -94,23 +93,23 @@ class EventStream(Generic[E]):
     async def settle(self) -> None:
         """After the terminal event: read to the end of the body, so that the connection can serve again."""
         try:
-            async for _ in self._chunks:
+            while await self._exchange.read():
                 pass
-        except httpx.HTTPError:
+        except TransportError:
             return  # the connection is not kept then; nothing that was wanted is lost
 
-    async def aclose(self) -> None:
-        """Close exactly once, to the end, even if the caller is cancelled meanwhile."""
-        await self._exchange.aclose()
+    def close(self) -> None:
+        """Once, and it is done when this returns."""
+        self._exchange.close()
 
     async def _line(self) -> bytes:
         while not self._lines:
             try:
-                chunk = await anext(self._chunks)
-            except StopAsyncIteration:
-                raise BackendError(f"{self._worker.name} ended its answer too early") from None
-            except (httpx.HTTPError, httpx.StreamError) as exc:
-                raise from_httpx(exc, self._worker) from exc
+                chunk = await self._exchange.read()
+            except TransportError as exc:
+                raise from_transport(exc, self._worker) from exc
+            if not chunk:
+                raise BackendError(f"{self._worker.name} ended its answer too early")
             self._take(chunk)
         return self._lines.popleft()
 
