@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import structlog
 
 from shared.settings import PREFIX
 
@@ -15,3 +16,9 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(PREFIX) and name not in {"HANDOFF_CACHE_DIR", "HANDOFF_MODEL"}:
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_servers() -> None:
+    """Servers in threads log between tests, where pytest captures nothing. Tests of logs set up their own."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
