@@ -64,7 +64,7 @@ class Leg(Generic[E]):
     ) -> None:
         self.closed = True
         try:
-            if self._pump is not None:
+            if self._pump is not None and not self._pump.done():
                 await finish(end(self._pump, grace_s=SETTLE_S if self._ended and exc_type is None else 0.0))
         finally:
             self._lease.__exit__(None, None, None)
@@ -125,11 +125,12 @@ class Inbox:
 
         Raises LegFailed: against the leg that failed, or against `waiting_for` when nothing comes in time.
         """
+        item = self._there()
         try:
-            async with asyncio.timeout(within_s):
-                item = await self._queue.get()
-                while isinstance(item, Arrival) and item.leg.closed:
-                    item = await self._queue.get()
+            if item is None:  # a time-out costs more than the rest: only for what has to be waited for
+                async with asyncio.timeout(within_s):
+                    while item is None:
+                        item = _if_open(await self._queue.get())
         except TimeoutError:
             error = BackendTimeout(f"{waiting_for.worker.name} was silent for {within_s:g} s")
             raise LegFailed(waiting_for, error) from None
@@ -138,6 +139,18 @@ class Inbox:
         if item.error is not None:
             raise LegFailed(item.leg, item.error)
         return item
+
+    def _there(self) -> Arrival | Exception | None:
+        """What can be had without waiting."""
+        while not self._queue.empty():
+            if (item := _if_open(self._queue.get_nowait())) is not None:
+                return item
+        return None
+
+
+def _if_open(item: Arrival | Exception) -> Arrival | Exception | None:
+    """Nothing that a closed leg brought is wanted any more."""
+    return None if isinstance(item, Arrival) and item.leg.closed else item
 
 
 async def end(task: asyncio.Task[None], *, grace_s: float = 0.0) -> None:

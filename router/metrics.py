@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from router.openai.responses import Usage
 from router.report import Report
+from router.timing import STAGES
 from shared.observability import Metrics, canonical_line
 
 STAGE_BUCKETS_S = (
@@ -37,14 +38,16 @@ class RouterMetrics:
         self._requests = metrics.counter(
             "requests", "Requests by ending: ok, client_gone or an error code", ["endpoint", "ending"]
         )
-        self._stages = metrics.histogram(
+        stages = metrics.histogram(
             "stage_seconds", "Time of answered requests by stage", ["stage"], buckets=STAGE_BUCKETS_S
         )
+        self._stages = {name: stages.labels(name) for name in STAGES}
         self._ttft = metrics.histogram(
             "first_token_seconds", "Request read to first token at the router", buckets=STAGE_BUCKETS_S
         )
-        self._tokens = metrics.counter(
-            "tokens", "Tokens of ended requests: prompt, cached, completion", ["kind"]
+        tokens = metrics.counter("tokens", "Tokens of ended requests: prompt, cached, completion", ["kind"])
+        self._prompt_tokens, self._cached_tokens, self._completion_tokens = map(
+            tokens.labels, ("prompt", "cached", "completion")
         )
         self._kv_bytes = metrics.counter(
             "kv_bytes", "Tensor bytes of KV that were handed over for ended requests"
@@ -65,18 +68,18 @@ class RouterMetrics:
         report: Report,
     ) -> None:
         """Count one request and write its line."""
-        stages = report.way.stages
+        stages_ms = report.way.stages.as_ms()
         self._requests.labels(endpoint, ending).inc()
-        self._tokens.labels("prompt").inc(usage.prompt_tokens)
-        self._tokens.labels("cached").inc(usage.cached_tokens)
-        self._tokens.labels("completion").inc(usage.completion_tokens)
+        self._prompt_tokens.inc(usage.prompt_tokens)
+        self._cached_tokens.inc(usage.cached_tokens)
+        self._completion_tokens.inc(usage.completion_tokens)
         self._kv_bytes.inc(report.way.kv_bytes)
         self._retries.inc(report.retries)
         if first_token_s is not None:
             self._ttft.observe(first_token_s)
         if ending == "ok":
-            for stage, ms in stages.as_ms().items():
-                self._stages.labels(stage).observe(ms / 1e3)
+            for stage, ms in stages_ms.items():
+                self._stages[stage].observe(ms / 1e3)
         canonical_line(
             "completion",
             endpoint=endpoint,
@@ -92,7 +95,7 @@ class RouterMetrics:
             decode_worker=report.way.decode_worker,
             kv_bytes=report.way.kv_bytes,
             first_token_s=first_token_s,
-            **{f"{stage}_s": round(ms / 1e3, 6) for stage, ms in stages.as_ms().items()},
+            **{f"{stage}_s": round(ms / 1e3, 6) for stage, ms in stages_ms.items()},
         )
 
     def refused(self, endpoint: str, code: str) -> None:

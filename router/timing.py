@@ -34,19 +34,22 @@ class Stages:
     @property
     def accounted(self) -> float:
         """Sum of all stages; what it lacks to `total` is the router's work on text and answer."""
-        return float(sum(getattr(self, f.name) for f in fields(self) if f.name != "total"))
+        return float(sum(getattr(self, name) for name in STAGES if name != "total"))
 
     def as_ms(self, *, known: frozenset[str] | None = None) -> dict[str, float]:
         """Milliseconds by stage, three decimals; `known` limits the stages. A number that is none is left out."""
         found: dict[str, float] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            wanted = known is None or field.name in known
-            if not wanted or not math.isfinite(value) or (field.name == "retry" and value == 0):
+        for name in STAGES:
+            value = getattr(self, name)
+            wanted = known is None or name in known
+            if not wanted or not math.isfinite(value) or (name == "retry" and value == 0):
                 continue
-            found[field.name] = round(max(value, 0.0) * 1e3, 3)
+            found[name] = round(max(value, 0.0) * 1e3, 3)
         return found
 
+
+STAGES = tuple(field.name for field in fields(Stages))
+"""Their names, in order."""
 
 AT_FIRST_TOKEN = frozenset({"route", "reserve", "queue", "prefill", "retry"})
 """Stages that are known when the first token is."""
