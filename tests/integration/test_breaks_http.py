@@ -74,7 +74,7 @@ def test_a_large_conversation_stops_nobody_else(pd: Cluster, messages: list[dict
         http.get(f"{pd.url}/health")
         worst_s = max(worst_s, time.perf_counter() - begun)
     check_error(answers[0], 400)
-    assert worst_s < 1
+    assert worst_s < 4, "the faults that this guards against took 5 to 50 s, on a busy machine"
 
 
 @pytest.mark.parametrize(
