@@ -15,8 +15,8 @@ def readable(line: str) -> str:
         return line
     words = [] if entry.get("level") in (None, "info") else [f"{entry['level']}:"]
     words += [
-        str(entry["event"]),
-        *(f"{key}={value}" for key, value in entry.items() if key not in _ELSEWHERE),
+        _printable(entry["event"]),
+        *(f"{_printable(key)}={_printable(value)}" for key, value in entry.items() if key not in _ELSEWHERE),
     ]
     return "\n".join(filter(None, [" ".join(words), entry.get("exception")]))
 
@@ -25,6 +25,11 @@ def summary(line: str) -> str:
     """In a few words what the process does: the step it names, else the event."""
     entry = _parse(line)
     return line if entry is None else str(entry.get("step") or entry["event"]).replace("_", " ")
+
+
+def _printable(value: Any) -> str:
+    """A client may have written it: line ends and terminal escapes are shown, not obeyed."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
 
 
 def _parse(line: str) -> dict[str, Any] | None:
