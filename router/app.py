@@ -88,6 +88,7 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses=error_responses(),
     )
     app.state.draining = False

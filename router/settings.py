@@ -59,7 +59,7 @@ class RouterSettings(CommonSettings):
         512, ge=1, le=100_000, description="Prompts served at once; more are answered 429."
     )
     max_body_bytes: int = Field(
-        16 * 2**20, ge=1024, description="Longest request body in bytes; longer ones are answered 413."
+        4 * 2**20, ge=1024, description="Longest request body in bytes; longer ones are answered 413."
     )
     body_timeout_s: float = Field(
         60.0, gt=0, le=3600, description="Seconds within which a request body must have arrived."

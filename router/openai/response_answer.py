@@ -13,6 +13,7 @@ import orjson
 from router.openai.responses import Usage, timing_comment
 from router.text.choice import Piece
 from router.text.tools_parser import CallDelta
+from shared.asgi.text import one_line_json
 
 
 class ResponseAnswer:
@@ -119,7 +120,7 @@ class ResponseAnswer:
         }
 
     def _event(self, kind: str, **content: Any) -> bytes:
-        body = orjson.dumps({"type": kind, "sequence_number": self._sequence, **content})
+        body = one_line_json({"type": kind, "sequence_number": self._sequence, **content})
         self._sequence += 1
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 

@@ -18,6 +18,7 @@ from router.openai.calls import call_delta, whole_calls
 from router.openai.logprobs import chat_logprobs, completion_logprobs
 from router.text.choice import Piece, TokenEntry
 from router.text.tokenizer import TextTokenizer
+from shared.asgi.text import one_line_json
 
 DONE = b"data: [DONE]\n\n"
 _END = b"\n\n"
@@ -43,7 +44,7 @@ class Usage:
 
 def event(content: Mapping[str, Any]) -> bytes:
     """One server-sent event: JSON has no raw line ends, so it is one data line."""
-    return b"data: " + orjson.dumps(content) + _END
+    return b"data: " + one_line_json(content) + _END
 
 
 def timing_comment(timing: Mapping[str, Any]) -> bytes:
@@ -101,7 +102,7 @@ class Answer(ABC):
         """The events of one piece, in order: its text, its calls, its ending. usage: counts so far, for each."""
         if usage is None and self._prompts is None and piece.is_plain:
             begin, end = self._around_text(index)
-            return begin + orjson.dumps(piece.text) + end
+            return begin + one_line_json(piece.text) + end
         chunks: list[dict[str, Any]] = []
         if piece.text or piece.entries:
             chunks.append(self._chunk(index, piece.text, piece.entries, None))
@@ -148,7 +149,7 @@ class Answer(ABC):
 
     def _event(self, choice: Mapping[str, Any], usage: Usage | None) -> bytes:
         end = self._no_usage if usage is None else b'],"usage":' + orjson.dumps(usage.to_json()) + b"}" + _END
-        return self._open + orjson.dumps(choice) + end
+        return self._open + one_line_json(choice) + end
 
     def _around_text(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in an event that has nothing else; made once per choice."""

@@ -56,7 +56,7 @@ class ToolChoiceText(ChoiceText):
         parsed = self._parser.push(piece.text)
         content, calls = parsed.content, parsed.calls
         if piece.finish_reason is not None:
-            content += self._parser.flush().content
+            content += self._parser.flush(is_cut=piece.finish_reason == "length").content
         found = replace(
             piece,
             text=content,

@@ -93,10 +93,11 @@ class ToolParser:
             pass
         return parsed
 
-    def flush(self) -> Parsed:
-        """The text is over: what was held was no call."""
+    def flush(self, *, is_cut: bool = False) -> Parsed:
+        """The text is over: what was held was no call. is_cut: by its length, so a call's beginning is no text."""
         held, self._held = self._held, ""
-        is_text = self._step == self._text and not (self.num_calls and held.isspace())
+        is_cut_call = is_cut and held.lstrip().startswith(OPEN)
+        is_text = self._step == self._text and not is_cut_call and not (self.num_calls and held.isspace())
         return Parsed(held if is_text else "")
 
     def _text(self, parsed: Parsed) -> bool:

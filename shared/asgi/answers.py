@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from shared.asgi.text import clipped
+from shared.asgi.text import clipped, one_line_json
 from shared.errors import (
     BackendError,
     InvalidRequest,
@@ -69,7 +69,7 @@ def status_response(status: int, message: str, headers: Mapping[str, str] | None
 
 def error_event(exc: ServingError) -> bytes:
     """The one server-sent event that ends a stream which failed after its first byte."""
-    return b"data: " + orjson.dumps(error_object(exc)) + b"\n\n"
+    return b"data: " + one_line_json(error_object(exc)) + b"\n\n"
 
 
 def error_line(exc: ServingError) -> bytes:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import orjson
+
 MAX_ID_CHARS = 128
 _NOT_VISIBLE = re.compile(r"[^\x21-\x7e]+")
 _NOT_HEADER = re.compile(r"[^\x20-\x7e]+")
+_LINE_ENDS = tuple((chr(c).encode(), b"\\u%04x" % c) for c in (0x85, 0x2028, 0x2029))
 _INTERNAL_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -25,6 +28,15 @@ def clipped(text: str, limit: int) -> str:
     if len(text) > limit:
         text = text[: limit - 1] + "…"
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def one_line_json(content: object) -> bytes:
+    """JSON for one line of a stream, also for readers that take U+0085, U+2028 and U+2029 for line ends."""
+    line = orjson.dumps(content)
+    for raw, escaped in _LINE_ENDS:
+        if raw in line:
+            line = line.replace(raw, escaped)
+    return line
 
 
 def is_internal_id(text: str) -> bool:

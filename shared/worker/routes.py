@@ -51,6 +51,7 @@ def worker_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,
         responses=error_responses(),
     )
     app.state.draining = False

@@ -108,6 +108,7 @@ def test_an_unknown_model_is_404(pd: Cluster) -> None:
 def test_unknown_paths_and_methods_have_the_same_shape(pd: Cluster) -> None:
     """404 and 405 are errors too."""
     check_error(http.get(f"{pd.url}/v1/nothing"), 404)
+    check_error(http.post(f"{pd.url}/v1/completions/", json={}), 404)
     check_error(http.get(f"{pd.url}/v1/completions"), 405)
 
 

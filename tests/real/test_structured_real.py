@@ -60,7 +60,9 @@ def test_the_model_calls_a_tool_that_fits_the_question(real_pd: Cluster, choice:
 def test_json_mode_ends_by_itself(real_pd: Cluster) -> None:
     """A parseable object, without the word JSON in the prompt."""
     body = {
-        "messages": [{"role": "user", "content": "Describe a cat."}],
+        "messages": [
+            {"role": "user", "content": "A cat named Tom is 3 years old. What are its name and age?"}
+        ],
         "response_format": {"type": "json_object"},
         "temperature": 0,
         "max_tokens": 300,

@@ -148,3 +148,14 @@ def test_ids_differ() -> None:
 def test_the_first_call_s_arguments_are_json() -> None:
     """The test's own text is what it seems."""
     assert {"a": '}"</tool_call>', "b": [1, {"c": {}}]} == json.loads(CALLS[0][1])
+
+
+@pytest.mark.parametrize("before", ["", f"{CALL}\n"])
+@pytest.mark.parametrize("num_characters", [11, 15, 25, 30])
+def test_a_call_that_is_cut_leaks_nothing_of_its_mark(before: str, num_characters: int) -> None:
+    """An answer that its length limit ends within a call's head: the raw beginning used to become content."""
+    parser = ToolParser(NAMES)
+    pieces = [parser.push(before), parser.push(SECOND[:num_characters]), parser.flush(is_cut=True)]
+
+    assert "" == "".join(parsed.content for parsed in pieces)
+    assert len(CALLS[:1] if before else []) == parser.num_calls
