@@ -15,6 +15,9 @@ from router.workers.state import Worker
 from shared.errors import ServingError
 from shared.wire import PROTOCOL_VERSION, WorkerInfo
 
+_SOON_S = 0.5
+"""Between two looks at a worker that is not usable: whoever waits for it should not wait for us."""
+
 
 class Registry:
     """Knows the workers. `run` keeps the knowledge fresh until it is cancelled."""
@@ -133,7 +136,7 @@ class Registry:
             await self.look(worker)
             was_usable = worker.usable
             loop = asyncio.get_running_loop()
-            until = loop.time() + self._interval_s
+            until = loop.time() + (self._interval_s if was_usable else min(self._interval_s, _SOON_S))
             while (left_s := until - loop.time()) > 0 and not (was_usable and not worker.usable):
                 await self.changed(within_s=left_s)
 

@@ -22,7 +22,6 @@ from shared.engine.step import Limits
 from shared.kv.block_views import BlockViews
 from shared.kv.shape import KvDtype, KvShape
 from shared.kv.source import KvSink, KvSource
-from shared.models.error import ModelError
 from shared.models.facts import ModelFacts, read_facts
 from shared.models.fingerprint import fingerprint
 from shared.models.load import load_model
@@ -119,7 +118,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         limits=limits,
         pool=pool,
         engine=Engine(pool, limits, Runner(model, cache), facts.eos_token_ids),
-        grammars=Grammars(_grammar_compiler(folder, facts)),
+        grammars=Grammars(partial(_grammar_compiler, folder, facts)),
         kv_source=source,
         kv_sink=sink,
     )
@@ -140,10 +139,7 @@ def _kv_access(
 
 
 def _grammar_compiler(folder: Path, facts: ModelFacts) -> GrammarCompiler:
-    try:
-        return GrammarCompiler.load(folder, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids)
-    except (OSError, ValueError) as exc:
-        raise ModelError(f"{folder / 'tokenizer.json'}: {exc}") from exc
+    return GrammarCompiler.load(folder, vocab_size=facts.vocab_size, eos_token_ids=facts.eos_token_ids)
 
 
 def _claim_cores(settings: WorkerSettings) -> None:

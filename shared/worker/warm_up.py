@@ -16,7 +16,7 @@ from shared.worker.stream import EngineRequest
 
 log = structlog.get_logger()
 
-WARM_UP_TOKENS = 64
+WARM_UP_TOKENS = 40
 _TIMEOUT_S = 300.0
 
 
