@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from shared.engine.kv_cache import CacheShape, KVCache
 from shared.engine.staged_views import StagedSink, StagedSource
 from shared.kv.shape import KINDS
 from tests.support.cluster import run_cluster
 from tests.support.completions import GREEDY, complete, random_prompt, token_ids
+from tests.support.oracle import load_oracle
 
 POOL: dict[str, Any] = {"device": "cuda", "kv_pool_bytes": 64 << 20, "chunk_size": 64}
 
@@ -22,20 +22,7 @@ POOL: dict[str, Any] = {"device": "cuda", "kv_pool_bytes": 64 << 20, "chunk_size
 def test_greedy_over_pd_equals_plain_generate_in_float32(tiny_model: Path, length: int) -> None:
     """Ids exactly, cold and with a full prefix cache."""
     prompt = random_prompt(length, seed=length)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval().cuda()  # type: ignore[no-untyped-call]
-    ids = torch.tensor([prompt], device="cuda")
-    expected = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=16,
-        do_sample=False,
-        temperature=None,
-        top_p=None,
-        top_k=None,
-        repetition_penalty=1.0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )[0, length:].tolist()
+    expected = load_oracle(tiny_model, ends=False, device="cuda")(prompt, 16)
     settings = POOL | {"dtype": "float32"}
 
     with run_cluster(tiny_model, prefill=settings, decode=settings) as cluster:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Oracle
 from tests.support.cluster import Cluster
 from tests.support.completions import GREEDY, complete, random_prompt, token_ids
+from tests.support.oracle import Oracle
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025)
 

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.conftest import Oracle
 from tests.support import http
 from tests.support.cluster import metric, wait_until
 from tests.support.completions import GREEDY, random_prompt
+from tests.support.oracle import Oracle
 from tests.support.processes import Deployment, deploy
 
 NUM_TOKENS = 160

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.conftest import Oracle
 from tests.support import http
 from tests.support.cluster import Cluster, run_cluster, wait_until
 from tests.support.completions import GREEDY, complete, random_prompt, token_ids
+from tests.support.oracle import Oracle
 
 NUM_CANCELS = 500
 

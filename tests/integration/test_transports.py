@@ -17,10 +17,10 @@ from shared.kv.manifest import Expected, token_hash
 from shared.kv.receiver import Offer
 from shared.kv.ticket import Ticket
 from shared.wire import DecodeEvent, DecodeRequest, Handoff, PrefillRequest, Sampling
-from tests.integration.conftest import Oracle
 from tests.support import kv_peers
 from tests.support.cluster import AUTH, SECRET, Cluster, RunningWorker, run_cluster, run_worker, wait_until
 from tests.support.completions import GREEDY, complete, random_prompt, token_ids
+from tests.support.oracle import Oracle
 
 TRANSPORTS = ("shm", "unix", "tcp")
 NUM_KILLS = 20

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from router.text.tokenizer import TextTokenizer
 from shared.models.prepare import ensure_checkpoint
 from shared.models.store import default_cache_dir
 from tests.support.cluster import Cluster, run_cluster
-
-Oracle = Callable[[list[int], int], list[int]]
+from tests.support.oracle import Oracle, load_oracle
 
 
 @pytest.fixture(scope="session")
@@ -41,22 +38,5 @@ def real_pd(real_model: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def oracle(real_model: Path) -> Oracle:
-    """(prompt ids, number of tokens) -> greedy ids of plain transformers `generate` in float32."""
-    model = AutoModelForCausalLM.from_pretrained(real_model, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
-
-    def generate(prompt: list[int], num_tokens: int) -> list[int]:
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            repetition_penalty=1.0,
-        )
-        answer: list[int] = out[0, len(prompt) :].tolist()
-        return answer
-
-    return generate
+    """Greedy ids of plain transformers on the same weights."""
+    return load_oracle(real_model, ends=True)

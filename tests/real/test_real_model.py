@@ -8,10 +8,10 @@ import re
 import pytest
 
 from router.text.tokenizer import TextTokenizer
-from tests.real.conftest import Oracle
 from tests.support import http
 from tests.support.cluster import Cluster
 from tests.support.completions import complete, token_ids
+from tests.support.oracle import Oracle
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
