@@ -37,11 +37,11 @@ ASKED: dict[str, Any] = {
 def test_schemas_and_required_calls_hold_at_temperature_1(real_pd: Cluster) -> None:
     """A few of the bench's kinds: nothing is wrong, and most ends before the limit."""
     tally = measure_structured(
-        Server(real_pd.url, None, None, max_tokens=120), runs=5, calls=2, concurrency=2, seed=1
+        Server(real_pd.url, None, None, max_tokens=120), runs=3, calls=1, concurrency=2, seed=1
     )
 
     assert [] == tally.wrong
-    assert sum(count["right"] for count in tally.counts.values()) >= 5
+    assert sum(count["right"] for count in tally.counts.values()) >= 2
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
