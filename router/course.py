@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from router.legs import AnyLeg, LegFailed
 from router.opening import Opening
@@ -92,29 +93,23 @@ class Course:
 
     def decode_request(self, group: range, request_id: str, *, local: bool) -> DecodeRequest:
         """What decode is told: prompt and what was already generated."""
-        return DecodeRequest(
-            request_id=request_id,
-            token_ids=self._token_ids(group),
-            num_prompt_tokens=len(self.job.token_ids),
-            num_choices=len(group),
-            first_choice=group.start,
-            sampling=self.job.sampling,
-            timeout_s=self.left_s,
-            mode="local" if local else "handoff",
-        )
+        return DecodeRequest(mode="local" if local else "handoff", **self._work(group, request_id))
 
     def prefill_request(self, group: range, request_id: str, handoff: Handoff | None) -> PrefillRequest:
         """What prefill is told."""
-        return PrefillRequest(
-            request_id=request_id,
-            token_ids=self._token_ids(group),
-            num_prompt_tokens=len(self.job.token_ids),
-            num_choices=len(group),
-            first_choice=group.start,
-            sampling=self.job.sampling,
-            timeout_s=self.left_s,
-            handoff=handoff,
-        )
+        return PrefillRequest(handoff=handoff, **self._work(group, request_id))
+
+    def _work(self, group: range, request_id: str) -> dict[str, Any]:
+        """What both are told (shared.wire.Work)."""
+        return {
+            "request_id": request_id,
+            "token_ids": self._token_ids(group),
+            "num_prompt_tokens": len(self.job.token_ids),
+            "num_choices": len(group),
+            "first_choice": group.start,
+            "sampling": self.job.sampling,
+            "timeout_s": self.left_s,
+        }
 
     def placed(self, way: Way) -> float:
         """A placement was chosen: that ends `route`, or `retry` after a failure. Returns the time."""

@@ -47,7 +47,6 @@ class DecodeStream:
         self._request: EngineRequest | None = None
         self._reservation: Reservation | None = None
         self._handoff: Handoff | None = None
-        self._first: First | None = None
         self._finish: Finish | None = None
         self._num_tokens = 0
         self._ending = "client_gone"
@@ -79,7 +78,6 @@ class DecodeStream:
                 if isinstance(event, PromptScores):
                     yield _line(DecodeEvent(prompt_logprobs=event.logprobs))
                 elif isinstance(event, First):
-                    self._first = event
                     self._num_tokens += len(event.tokens)
                     yield _line(DecodeEvent(first=event))
                 elif isinstance(event, list):

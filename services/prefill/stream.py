@@ -17,7 +17,7 @@ from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import InvariantBroken, ServingError
 from shared.kv.manifest import Manifest, plan_chunks, token_hash
 from shared.kv.progress import Progress, TransferCancelled
-from shared.kv.sender import KvSender, Send, SendStats
+from shared.kv.sender import KvSender, Send
 from shared.kv.ticket import ticket_of
 from shared.observability import canonical_line
 from shared.wire import First, Handoff, PrefillEvent, PrefillRequest, Sent
@@ -44,7 +44,7 @@ class PrefillStream:
         self._work = work
         self._progress = Progress()
         self._request: EngineRequest | None = None
-        self._sending: asyncio.Future[SendStats] | None = None
+        self._sending: asyncio.Future[Sent] | None = None
         self._first: First | None = None
         self._sent: Sent | None = None
         self._ending = "client_gone"
@@ -78,7 +78,7 @@ class PrefillStream:
             yield _line(PrefillEvent(first=self._first))
             goes_on = any(token.finish_reason is None for token in self._first.tokens)
             if self._sending is not None and goes_on:
-                self._sent = _sent(await self._sending)
+                self._sent = await self._sending
                 self._context.metrics.sent(self._sent)
                 yield _line(PrefillEvent(sent=self._sent))
             self._ending = "ok"
@@ -128,13 +128,13 @@ class PrefillStream:
         finally:
             next_event.cancel()
 
-    def _raise_failure(self, sending: asyncio.Future[SendStats]) -> None:
+    def _raise_failure(self, sending: asyncio.Future[Sent]) -> None:
         # Called off by the engine itself, because every choice ended: the first tokens are on their way.
         failure = sending.exception()
         if failure is not None and not isinstance(failure, TransferCancelled):
             raise failure
 
-    def _send(self, handoff: Handoff, admitted: Admitted) -> asyncio.Future[SendStats]:
+    def _send(self, handoff: Handoff, admitted: Admitted) -> asyncio.Future[Sent]:
         """Start the sender's thread; it waits for each chunk by itself."""
         context, work = self._context, self._work
         num_tokens = len(work.token_ids)
@@ -160,16 +160,6 @@ class PrefillStream:
             progress=self._progress,
         )
         return asyncio.get_running_loop().run_in_executor(context.senders, context.sender.send, send)
-
-
-def _sent(stats: SendStats) -> Sent:
-    return Sent(
-        transport=stats.transport,
-        kv_bytes=stats.kv_bytes,
-        wire_bytes=stats.wire_bytes,
-        transfer_s=stats.transfer_s,
-        hidden_s=stats.hidden_s,
-    )
 
 
 def _line(event: PrefillEvent) -> bytes:

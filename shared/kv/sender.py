@@ -31,7 +31,7 @@ from shared.kv.source import KvSource
 from shared.kv.stream import Interrupted, ReadableWhileSending
 from shared.kv.ticket import KV_PATH, TICKET_HEADER, ticket_of
 from shared.kv.transports.base import Connection, Transport, TransportUnavailable
-from shared.wire import ErrorBody, Handoff
+from shared.wire import ErrorBody, Handoff, Sent
 
 _PASSED_ON = (HandoffError, Overloaded, Unauthorized)
 
@@ -46,21 +46,6 @@ class SendTimeouts:
     connect_s: float = 2.0
     io_s: float = 30.0
     compute_s: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class SendStats:
-    """A hand-off that decode has verified and injected. Fields as in `shared.wire.Sent`.
-
-    completed_at: when its answer was read, on time.monotonic().
-    """
-
-    transport: str
-    kv_bytes: int
-    wire_bytes: int
-    transfer_s: float
-    hidden_s: float
-    completed_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +75,7 @@ class KvSender:
         self._timeouts = timeouts
         self._connections = ConnectionPool()
 
-    def send(self, send: Send) -> SendStats:
+    def send(self, send: Send) -> Sent:
         """Send KV and first tokens to the issuer of a verified ticket; returns when decode has injected them.
 
         Connects at once, so call it when prefill of the request starts: from then on the peer has a thread for it.
@@ -117,7 +102,7 @@ class KvSender:
         """Close kept connections. Sends that are under way end by their own."""
         self._connections.close()
 
-    def _send_over(self, transport: Transport, address: str, send: Send, layout: BlobLayout) -> SendStats:
+    def _send_over(self, transport: Transport, address: str, send: Send, layout: BlobLayout) -> Sent:
         """Over a kept connection, or a new one. Raises _CouldNotConnect, TransportUnavailable."""
         key = (transport.name, address)
         while (kept := self._connections.take(key)) is not None:
@@ -139,7 +124,7 @@ class KvSender:
 
     def _put(
         self, key: tuple[str, str], connection: Connection, send: Send, layout: BlobLayout, *, kept: bool
-    ) -> SendStats:
+    ) -> Sent:
         try:
             with send.progress.interrupting(connection.stream.interrupt):
                 put = _Put(connection, send, layout, self._timeouts)
@@ -186,14 +171,18 @@ class _Put:
             _raise_refusal(answer)
         return answer
 
-    def stats(self, transport: str) -> SendStats:
+    def stats(self, transport: str) -> Sent:
         """After the answer."""
         now = time.monotonic()
         finished_at = self._send.progress.finished_at
         assert finished_at is not None
         layout = self._layout
-        return SendStats(
-            transport, layout.kv_bytes, layout.total_bytes, now - finished_at, self._hidden_s, now
+        return Sent(
+            transport=transport,
+            kv_bytes=layout.kv_bytes,
+            wire_bytes=layout.total_bytes,
+            transfer_s=now - finished_at,
+            hidden_s=self._hidden_s,
         )
 
     def _write(self) -> None:

@@ -57,10 +57,6 @@ class EngineRequest:
             raise InvariantBroken("a request made progress before it was admitted")
         return event
 
-    def fail(self, failed: Failed) -> None:
-        """Put an error behind the events so far. Thread-safe."""
-        self._deliver(failed)
-
     def close(self) -> None:
         """Stop computing and free every block. Idempotent."""
         self._engine.release(self.group)

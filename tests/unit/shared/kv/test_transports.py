@@ -17,9 +17,10 @@ from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Manifest
 from shared.kv.progress import Progress, TransferCancelled
-from shared.kv.sender import KvSender, Send, SendStats, SendTimeouts
+from shared.kv.sender import KvSender, Send, SendTimeouts
 from shared.kv.shape import ITEMSIZE_BYTES, Kind, KvDtype, KvShape
 from shared.kv.source import KvSource
+from shared.wire import Sent
 from tests.unit.shared.kv.blobs import Pool, expected, first_tokens, manifest_for
 from tests.unit.shared.kv.book import OneReservation
 from tests.unit.shared.kv.conftest import SECRET, Listen, Listening
@@ -64,7 +65,7 @@ def mapped_segments() -> list[str]:
 
 def put(
     sender: KvSender, listening: Listening, manifest: Manifest, source: KvSource, progress: Progress
-) -> SendStats:
+) -> Sent:
     """One PUT to a listener over whatever the sender prefers."""
     handoff = granted(listening.listener.offer("127.0.0.1"))
     return sender.send(Send(handoff, "r1", manifest, source, progress))

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from shared.kv.manifest import Expected, Manifest
 from shared.kv.progress import Progress
 from shared.kv.receiver import Offer
-from shared.kv.sender import KvSender, Send, SendStats, SendTimeouts
+from shared.kv.sender import KvSender, Send, SendTimeouts
 from shared.kv.shape import Kind, KvShape
 from shared.kv.source import KvSource
 from shared.kv.ticket import Ticket, kv_url
@@ -16,7 +16,7 @@ from shared.kv.transports.base import Transport
 from shared.kv.transports.shm import SegmentBudget, ShmTransport
 from shared.kv.transports.tcp import TcpTransport
 from shared.kv.transports.unix import UnixTransport
-from shared.wire import Handoff
+from shared.wire import Handoff, Sent
 from tests.unit.shared.kv.blobs import Pool, expected, first_tokens, manifest_for
 from tests.unit.shared.kv.book import BOOT, OneReservation
 from tests.unit.shared.kv.conftest import SECRET, Listening
@@ -40,7 +40,7 @@ def send(
     *,
     handoff: Handoff | None = None,
     timeouts: SendTimeouts | None = None,
-) -> SendStats:
+) -> Sent:
     """One PUT to a local port."""
     sender = KvSender(SECRET, [TcpTransport()], timeouts or SendTimeouts())
     try:
@@ -109,7 +109,7 @@ class Watched:
 
 def start_sending(
     threads: ThreadPoolExecutor, listening: Listening, source: KvSource, progress: Progress
-) -> Future[SendStats]:
+) -> Future[Sent]:
     """A send that has one chunk out and waits for the next."""
     progress.advance(4)
     return threads.submit(send, listening.port, manifest_for(expected()), source, progress)

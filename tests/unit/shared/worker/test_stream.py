@@ -70,7 +70,7 @@ async def test_a_failure_is_raised_after_the_events_before_it(engine: Engine) ->
     """Tokens that were made are not lost by the error."""
     request = EngineRequest(engine, make_work([1]), Mode.LOCAL)
     request.group.deliver(Admitted(0, (3,)))
-    request.fail(Failed(Overloaded("no room")))
+    request.group.deliver(Failed(Overloaded("no room")))
     assert Admitted(0, (3,)) == await request.admitted()
     with pytest.raises(Overloaded, match="no room"):
         await request.next()
