@@ -17,32 +17,24 @@ from router.text.tokenizer import BadTokenizer
 from shared.models.error import ModelError
 from shared.models.prepare import ensure_tokenizer, model_name
 from shared.models.store import default_cache_dir
-from shared.observability import setup_logging
-from shared.secret import load_secret
-from shared.server import exit_on_sigterm, serve
-from shared.settings import BadSettings, load
+from shared.server import serve
+from shared.settings import BAD_SETTINGS, BadSettings
+from shared.start import NO_MODEL, begin, read_settings
 
-BAD_SETTINGS = 2
-NO_MODEL = 1
 _log = structlog.get_logger(__name__)
 
 
 def main(environ: Mapping[str, str], known: frozenset[str] = frozenset()) -> int:
     """Run until a signal; the exit code. known: HANDOFF_ names of other processes, no mistake here."""
     try:
-        settings = load(RouterSettings, environ, known)
+        settings, secret = read_settings(RouterSettings, environ, known)
         if not settings.decode_urls:
             raise BadSettings("HANDOFF_DECODE_URLS: at least one decode worker is needed")
-        secret = load_secret(
-            settings.secret.get_secret_value() if settings.secret else None, settings.secret_file
-        )
         keys = load_keys(settings)
     except BadSettings as exc:
         print(f"handoff router: {exc}", file=sys.stderr)  # noqa: T201 - before there is a log
         return BAD_SETTINGS
-    setup_logging(settings.log_level, settings.log_format, service="router")
-    exit_on_sigterm()
-    _log.info("settings", **settings.model_dump(mode="json", exclude={"secret", "api_key"}))
+    begin(settings, service="router")
     cache_dir = settings.cache_dir or default_cache_dir(environ)
     try:
         folder = ensure_tokenizer(settings.model, cache_dir, lambda line: _log.info("model", step=line))

@@ -14,6 +14,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 PREFIX = "HANDOFF_"
 
+BAD_SETTINGS = 2
+"""Exit code of a process whose environment cannot be read as settings."""
+
 
 class BadSettings(ValueError):
     """The environment cannot be read as settings; the text says which name and why, never the value."""

@@ -11,12 +11,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from shared.settings import BadSettings, ProcessSettings, names_of, unknown_names
+from shared.settings import BAD_SETTINGS, BadSettings, ProcessSettings, names_of, unknown_names
 
 Process = Literal["router", "prefill", "decode"]
 Entry = Callable[[Mapping[str, str], frozenset[str]], int]
-
-BAD_SETTINGS = 2
 
 
 def settings_classes() -> dict[str, type[ProcessSettings]]:

@@ -25,12 +25,12 @@ from services.cli.host import look_at_host, why_not_listen
 from services.cli.log_lines import readable
 from services.cli.plan import ChildSpec, Host, Options, base_url, plan, with_checkpoint
 from services.cli.progress import Display, make_display
-from services.cli.run import BAD_SETTINGS, check_names, settings_classes
+from services.cli.run import check_names, settings_classes
 from services.cli.supervisor import ChildFailed, Policy, Stop, Supervisor
 from shared.models.error import ModelError
 from shared.models.prepare import ensure_checkpoint
 from shared.models.store import default_cache_dir
-from shared.settings import BadSettings, load
+from shared.settings import BAD_SETTINGS, BadSettings, load
 
 FAILED = 1
 

@@ -13,10 +13,9 @@ from fastapi import FastAPI
 
 from shared.models.error import ModelError
 from shared.models.store import default_cache_dir
-from shared.observability import setup_logging
-from shared.secret import load_secret
-from shared.server import exit_on_sigterm, serve
-from shared.settings import BadSettings, load
+from shared.server import serve
+from shared.settings import BAD_SETTINGS, BadSettings
+from shared.start import NO_MODEL, begin, read_settings
 from shared.wire import Role
 from shared.worker.assemble import Worker, assemble
 from shared.worker.settings import WorkerSettings
@@ -24,8 +23,6 @@ from shared.worker.settings import WorkerSettings
 log = structlog.get_logger()
 S = TypeVar("S", bound=WorkerSettings)
 
-BAD_SETTINGS = 2
-NO_MODEL = 1
 BROKEN = 3
 
 
@@ -41,16 +38,11 @@ def run_worker(
     One clear line says why.
     """
     try:
-        settings = load(settings_class, environ, known)
-        secret = load_secret(
-            settings.secret.get_secret_value() if settings.secret else None, settings.secret_file
-        )
+        settings, secret = read_settings(settings_class, environ, known)
     except BadSettings as exc:
         print(f"handoff {role}: {exc}", file=sys.stderr)  # noqa: T201 - before there is a log
         return BAD_SETTINGS
-    setup_logging(settings.log_level, settings.log_format, service=role)
-    exit_on_sigterm()
-    log.info("settings", **settings.model_dump(mode="json", exclude={"secret"}))
+    begin(settings, service=role)
     cache_dir = settings.cache_dir or default_cache_dir(environ)
     try:
         worker = assemble(settings, role, cache_dir, lambda line: log.info("model", step=line))

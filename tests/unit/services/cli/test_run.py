@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.cli.run import BAD_SETTINGS, check_names, known_names, run_process
-from shared.settings import BadSettings
+from services.cli.run import check_names, known_names, run_process
+from shared.settings import BAD_SETTINGS, BadSettings
 
 
 def test_names_of_other_processes_are_no_mistake() -> None:
