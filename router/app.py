@@ -24,8 +24,8 @@ from router.workers.registry import Registry
 from shared.asgi.answers import json_response
 from shared.asgi.context import OPEN_PATHS
 from shared.asgi.disconnect import finish
-from shared.asgi.install import install_http
-from shared.asgi.openapi import error_responses, json_body, object_schema
+from shared.asgi.install import install_http, new_app
+from shared.asgi.openapi import json_body, object_schema
 from shared.errors import UnknownModel
 from shared.observability import Metrics, metrics_endpoint
 
@@ -83,15 +83,7 @@ def create_app(
                 task.cancel()
             await finish(_stop(background, dispatcher, client))
 
-    app = FastAPI(
-        title="handoff router",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        responses=error_responses(),
-    )
-    app.state.draining = False
+    app = new_app("handoff router", lifespan)
     install_http(
         app,
         keys=keys,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -10,6 +11,23 @@ from starlette.middleware.cors import CORSMiddleware
 from shared.asgi.auth import BearerAuth
 from shared.asgi.context import OPEN_PATHS, RequestContext
 from shared.asgi.handlers import install_error_handlers
+from shared.asgi.openapi import error_responses
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def new_app(title: str, lifespan: Lifespan) -> FastAPI:
+    """An app that is not draining, with its errors documented, without pages of docs or redirects for slashes."""
+    app = FastAPI(
+        title=title,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=error_responses(),
+    )
+    app.state.draining = False
+    return app
 
 
 def install_http(

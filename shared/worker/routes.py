@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -13,8 +13,7 @@ from fastapi import FastAPI, Request, Response
 from shared.asgi.answers import json_response
 from shared.asgi.body import parse_json, read_body
 from shared.asgi.context import adopt_request_id
-from shared.asgi.install import install_http
-from shared.asgi.openapi import error_responses
+from shared.asgi.install import Lifespan, install_http, new_app
 from shared.engine.engine import Engine
 from shared.errors import Unavailable
 from shared.observability import Metrics, metrics_endpoint
@@ -24,7 +23,6 @@ from shared.worker.settings import WorkerSettings
 from shared.worker.warm_up import warm_up
 
 W = TypeVar("W", bound=Work)
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 def worker_app(
@@ -46,15 +44,7 @@ def worker_app(
             worker.grammars.close()
             await asyncio.to_thread(worker.engine.close)
 
-    app = FastAPI(
-        title=f"handoff {worker.role} worker",
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-        responses=error_responses(),
-    )
-    app.state.draining = False
+    app = new_app(f"handoff {worker.role} worker", lifespan)
     install_http(app, keys=[secret], trust_caller_id=True)
     engine_metrics(worker, metrics)
 
