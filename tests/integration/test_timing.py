@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from statistics import median
 
 from tests.support import http
 from tests.support.cluster import Cluster
@@ -19,7 +20,7 @@ def server_timing(header: str) -> dict[str, float]:
 
 
 def test_stages_sum_to_the_total(pd: Cluster) -> None:
-    """Within 2 ms + 2 %: the best of several requests, since the machine that tests may be busy."""
+    """Within 2 ms + 2 %, in most of several requests: the machine that tests may be busy for a moment."""
     gaps = []
     for seed in range(10):
         response = complete(pd, random_prompt(600, seed=seed), max_tokens=48, **GREEDY)
@@ -28,7 +29,7 @@ def test_stages_sum_to_the_total(pd: Cluster) -> None:
         gap = times["total"] - sum(times[stage] for stage in STAGES)
         gaps.append(gap - (2.0 + 0.02 * times["total"]))
 
-    assert min(gaps) <= 0, gaps
+    assert median(gaps) <= 0, gaps
 
 
 def test_a_stream_tells_all_stages_in_its_last_event(pd: Cluster) -> None:
