@@ -71,9 +71,8 @@ def test_python_examples_run(pd: Cluster, program: str) -> None:
     assert "total;dur=" in done.stdout
 
 
-@pytest.mark.parametrize("command", [c for c in named("handoff") if c != "handoff model pull"])
-def test_handoff_commands_run(command: str) -> None:
-    """Each exits with 0 and says something."""
+def run_handoff(command: str) -> None:
+    """It exits with 0, complains of nothing, and says something."""
     arguments = shlex.split(command)[1:]
     done = subprocess.run(
         [sys.executable, "-m", "services.cli.main", *arguments], capture_output=True, text=True, check=False
@@ -83,11 +82,23 @@ def test_handoff_commands_run(command: str) -> None:
     assert done.stdout
 
 
+MODEL_COMMANDS = [command for command in named("handoff") if command.startswith("handoff model ")]
+
+
+@pytest.mark.parametrize("command", [c for c in named("handoff") if c not in MODEL_COMMANDS])
+def test_handoff_commands_run(command: str) -> None:
+    """Verbatim."""
+    run_handoff(command)
+
+
 @pytest.mark.real
-def test_handoff_model_pull_runs() -> None:
-    """The default model is there, or is fetched."""
-    assert "handoff model pull" in commands()
-    subprocess.run([sys.executable, "-m", "services.cli.main", "model", "pull"], check=True)
+@pytest.mark.timeout(900)
+def test_handoff_model_commands_run_in_their_order() -> None:
+    """The default model is there, or is fetched, and then it is listed."""
+    assert ["handoff model pull", "handoff model list"] == MODEL_COMMANDS
+    pull = [sys.executable, "-m", "services.cli.main", *shlex.split(MODEL_COMMANDS[0])[1:]]
+    subprocess.run(pull, check=True)
+    run_handoff(MODEL_COMMANDS[1])
 
 
 @pytest.mark.parametrize("command", named("make"))
