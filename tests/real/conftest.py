@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from router.text.tokenizer import TextTokenizer
-from shared.models.prepare import ensure_checkpoint
-from shared.models.store import default_cache_dir
 from tests.support.cluster import Cluster, run_cluster
 from tests.support.oracle import Oracle, load_oracle
+from tests.support.real_model import real_checkpoint
 
 
 @pytest.fixture(scope="session")
 def real_model() -> Path:
     """Downloaded and converted if it is not in the cache yet."""
-    cache = default_cache_dir(os.environ)
-    return ensure_checkpoint(os.environ.get("HANDOFF_MODEL", "auto"), "float32", cache, print)
+    return real_checkpoint()
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,14 @@
-"""One tiny checkpoint, and the real tokenizer where a converted checkpoint is at hand."""
+"""One tiny checkpoint, and the real one."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from router.text.template import ChatTemplate
 from router.text.tokenizer import TextTokenizer
+from tests.support.real_model import real_checkpoint
 from tests.support.tiny_tokenizer import write_tiny_tokenizer
 
 
@@ -34,9 +34,5 @@ def template(tiny_folder: Path) -> ChatTemplate:
 
 @pytest.fixture(scope="session")
 def real_folder() -> Path:
-    """A converted Qwen2.5 checkpoint in the cache folder; skips where there is none."""
-    cache = Path(os.environ.get("HANDOFF_CACHE_DIR") or Path.home() / ".cache" / "handoff")
-    for path in sorted(cache.rglob("tokenizer.json")):
-        if (path.parent / "config.json").is_file():
-            return path.parent
-    pytest.skip("no converted checkpoint in the cache folder")
+    """The real checkpoint, for tests that are marked `real`."""
+    return real_checkpoint()

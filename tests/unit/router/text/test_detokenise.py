@@ -91,6 +91,8 @@ def test_special_tokens_have_no_text_unless_kept(tokenizer: TextTokenizer) -> No
     assert ["a", "<|im_end|>", "b"] == [kept.push(token_id) for token_id in ids]
 
 
+@pytest.mark.real
+@pytest.mark.timeout(900)
 def test_real_tokenizer_agrees(real_folder: Path) -> None:
     """The real tokenizer streams hard text whole and decodes as the library does."""
     real = TextTokenizer.load(real_folder)

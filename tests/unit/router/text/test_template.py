@@ -103,6 +103,8 @@ def test_ids_equal_transformers(tiny_folder: Path, encoder: ConversationEncoder,
         assert expected == encoder.encode(messages, tools=tools, add_generation_prompt=generation), messages
 
 
+@pytest.mark.real
+@pytest.mark.timeout(900)
 def test_real_ids_equal_transformers(real_folder: Path) -> None:
     """The same with the real tokenizer and the real Qwen2.5 template."""
     reference = Reference(real_folder)
