@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support import http
-from tests.support.cluster import Cluster, run_cluster, wait_until
+from tests.support.cluster import Cluster, run_cluster
 from tests.support.completions import GREEDY, complete, random_prompt, token_ids
 from tests.support.oracle import Oracle
 
@@ -27,18 +27,12 @@ def small(tiny_model: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-def settled(cluster: Cluster) -> None:
-    """Wait until no request is left in any engine, then check every block."""
-    wait_until(lambda: all(w.worker.engine.num_groups == 0 for w in cluster.workers))
-    cluster.check_nothing_left()
-
-
 def test_a_long_prompt_with_32_answers_leaves_no_block(pd: Cluster) -> None:
     """1,024 prompt tokens, then 32 choices that share and copy its blocks."""
     response = complete(pd, random_prompt(1024, seed=1), n=32, max_tokens=8, temperature=1, seed=2)
 
     assert len(token_ids(response)) == 32
-    settled(pd)
+    pd.check_nothing_left()
 
 
 def test_500_random_cancels_leave_no_block_and_harm_nobody(small: Cluster, oracle: Oracle) -> None:
@@ -84,7 +78,7 @@ def test_500_random_cancels_leave_no_block_and_harm_nobody(small: Cluster, oracl
     answers = asyncio.run(run())
 
     assert [expected] * (NUM_CANCELS // 20) == answers
-    settled(small)
+    small.check_nothing_left()
 
 
 def test_refused_requests_leave_no_block(small: Cluster) -> None:
@@ -99,4 +93,4 @@ def test_refused_requests_leave_no_block(small: Cluster) -> None:
         body = {"model": "tiny"} | fields
         response = http.post(f"{small.url}/v1/completions", json=body)
         assert 400 == response.status_code, response.text
-    settled(small)
+    small.check_nothing_left()

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 from router.text.tokenizer import TextTokenizer
-from tests.support.cluster import Cluster, wait_until
+from tests.support.cluster import Cluster
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Rome and in Oslo?"}]
 WEATHER: dict[str, Any] = {
@@ -263,6 +263,4 @@ def test_the_client_library_puts_the_calls_together(pd: Cluster) -> None:
 def test_nothing_is_left_behind(pd: Cluster) -> None:
     """After all of the above."""
     whole(pd, tool_choice="required", parallel_tool_calls=False)
-    wait_until(lambda: all(worker.worker.engine.num_groups == 0 for worker in pd.workers))
-
     pd.check_nothing_left()

@@ -63,7 +63,11 @@ class Cluster:
         return [*self.prefill, *self.decode]
 
     def check_nothing_left(self) -> None:
-        """Every block of every worker is free or cached, and the books agree."""
+        """Every request has ended, every block of every worker is free or cached, and the books agree.
+
+        A client has its answer a moment before the workers have put away what it took.
+        """
+        wait_until(lambda: all(running.worker.engine.num_groups == 0 for running in self.workers))
         for running in self.workers:
             counts = running.worker.pool.counts()
             assert (counts.live, counts.promised, counts.leaked) == (0, 0, 0), running.url
