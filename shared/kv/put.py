@@ -7,36 +7,24 @@ but while the claim is held.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-import orjson
-
-from shared.errors import (
-    InvalidRequest,
-    ManifestMismatch,
-    ReservationGone,
-    ServingError,
-    TooLarge,
-    Unauthorized,
-    Unavailable,
-)
+from shared.errors import InvalidRequest, ManifestMismatch, ReservationGone, TooLarge, Unauthorized
+from shared.kv.answers import NotAPut, answer_of, say_and_keep, say_last_word
 from shared.kv.book import Claim, ReceiveBook, Received
 from shared.kv.decoder import BlobDecoder, Section
-from shared.kv.http_head import CONTINUE, RequestHead, json_response, read_head
+from shared.kv.http_head import CONTINUE, RequestHead
 from shared.kv.layout import total_bytes_bounds
 from shared.kv.limits import Pace, ReceiveLimits
-from shared.kv.pieces import Scratch
-from shared.kv.segment import SegmentShape
-from shared.kv.stream import Interrupted, ReadableWhileSending, Stream
+from shared.kv.peer import Peer
+from shared.kv.stream import Interrupted
 from shared.kv.ticket import KV_PATH, TICKET_HEADER, Ticket
-from shared.kv.transports import shm, tcp
+from shared.kv.transports import shm
 from shared.kv.transports.shm import MappedSegment
-from shared.wire import ErrorBody
 
 _PATH = re.compile(re.escape(KV_PATH) + r"([A-Za-z0-9._-]{1,128})")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -59,30 +47,6 @@ class PutReport:
     duration_s: float
 
 
-class _NotAPut(Exception):
-    """A request that is no PUT of KV in form or in time."""
-
-    def __init__(self, status: HTTPStatus, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Peer:
-    """One accepted connection and what is kept of it between its PUTs. transport: of its listening socket."""
-
-    def __init__(self, stream: Stream, transport: str) -> None:
-        self.stream = stream
-        self.transport = transport
-        self.scratch = Scratch()
-        self.segment: MappedSegment | None = None
-
-    def close(self) -> None:
-        """Give everything back."""
-        self.stream.close()
-        if self.segment is not None:
-            self.segment.close()
-
-
 def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimits) -> tuple[PutReport, bool]:
     """Receive, answer, drain; and whether the connection can carry another PUT.
 
@@ -95,10 +59,10 @@ def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimit
         put.receive()
     except Exception as exc:  # noqa: BLE001 - answered as 500 and reported, whatever it is
         error = exc
-    status, body = _answer(put.received, error)
+    status, body = answer_of(put.received, error)
     keeps = status == HTTPStatus.OK and put.keeps
     if keeps:
-        keeps = _say_and_keep(peer.stream, status, body, limits)
+        keeps = say_and_keep(peer.stream, status, body, limits)
     elif status:
         say_last_word(peer.stream, status, body, limits)
     report = PutReport(
@@ -113,57 +77,12 @@ def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimit
     return report, keeps
 
 
-def _say_and_keep(stream: Stream, status: int, body: bytes, limits: ReceiveLimits) -> bool:
-    """Answer and leave the connection as it is; False if that did not work."""
-    try:
-        stream.send_all([json_response(status, body, keep=True)], time.monotonic() + limits.answer_s)
-    except (OSError, Interrupted, ReadableWhileSending):
-        return False
-    return True
-
-
-def say_last_word(stream: Stream, status: int, body: bytes, limits: ReceiveLimits) -> None:
-    """Answer, and read on for a little while if this is a refusal, so that the answer is not lost to a reset."""
-    deadline = time.monotonic() + limits.answer_s
-    stream.ignore_interrupts()
-    with contextlib.suppress(OSError, ReadableWhileSending):
-        stream.send_all([json_response(status, body)], deadline)
-        stream.end_sending()
-        if status != HTTPStatus.OK:
-            stream.drain(limits.drain_bytes, deadline)
-
-
-def error_body(error: ServingError) -> bytes:
-    """A ServingError as it travels."""
-    return ErrorBody(
-        code=error.code, message=error.message, param=error.param, retry_after_s=error.retry_after_s
-    ).to_json()
-
-
-def _answer(received: Received | None, error: Exception | None) -> tuple[int, bytes]:
-    """Status and JSON for an ending; status 0 when nobody is there to read it."""
-    match error:
-        case None:
-            assert received is not None
-            return 200, orjson.dumps({"kv_bytes": received.kv_bytes, "wire_bytes": received.wire_bytes})
-        case ServingError():
-            return error.http_status, error_body(error)
-        case _NotAPut():
-            return error.status, ErrorBody(code=InvalidRequest.code, message=str(error)).to_json()
-        case Interrupted():
-            return Unavailable.http_status, error_body(Unavailable("this worker is stopping"))
-        case ConnectionError():
-            return 0, b""
-        case _:
-            return 500, error_body(ServingError("the decode worker failed"))
-
-
 @contextlib.contextmanager
 def _in_time() -> Iterator[None]:
     try:
         yield
     except TimeoutError as exc:
-        raise _NotAPut(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from exc
+        raise NotAPut(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from exc
 
 
 class _Put:
@@ -180,8 +99,7 @@ class _Put:
         self._book = book
         self._secret = secret
         self._limits = limits
-        self._uses_segment = False
-        self._descriptors: list[int] = []
+        self._segment: MappedSegment | None = None
         self._aborted = False
 
     def receive(self) -> None:
@@ -189,40 +107,19 @@ class _Put:
         try:
             with _in_time():
                 deadline = time.monotonic() + self._limits.head_s
-                head, early = read_head(self._read_some, self._limits.max_head_bytes, deadline)
+                head, early = self._peer.read_head(self._limits.max_head_bytes, deadline)
             length = self._check_head(head)
             ticket = self._check_ticket(head)
-            self._take_segment(head)
+            self._segment = self._peer.segment_for(head)
         finally:
-            for descriptor in self._descriptors:
-                os.close(descriptor)
+            self._peer.drop_descriptors()
+        if self._segment is not None:
+            self.transport = shm.NAME
         claim = self._book.claim(ticket)
         try:
             self._fill(claim, head, length, early)
         finally:
             claim.release()
-
-    def _read_some(self, buffer: memoryview, deadline: float) -> int:
-        """Bytes of the head; over a Unix socket a segment's descriptors may come with them."""
-        if self._peer.transport == tcp.NAME:
-            return self._stream.recv_into([buffer], deadline)
-        num_bytes, descriptors = self._stream.recv_descriptors(buffer, shm.NUM_DESCRIPTORS, deadline)
-        self._descriptors += descriptors
-        return num_bytes
-
-    def _take_segment(self, head: RequestHead) -> None:
-        """Map the segment that came along, or find the one that came before. Raises InvalidRequest."""
-        text = head.headers.get(shm.SEGMENT_HEADER.lower())
-        if text is None:
-            return
-        shape = SegmentShape.parse(text)
-        if self._peer.segment is None:
-            descriptors, self._descriptors = self._descriptors, []
-            self._peer.segment = shm.MappedSegment(descriptors, shape)
-        if self._peer.segment.segment.shape != shape:
-            raise InvalidRequest("a connection keeps its segment")
-        self._uses_segment = True
-        self.transport = shm.NAME
 
     def _check_head(self, head: RequestHead) -> int:
         """The body's length, if this is a PUT of KV."""
@@ -230,11 +127,11 @@ class _Put:
         self.request_id = request_id if _REQUEST_ID.fullmatch(request_id) else None
         match = _PATH.fullmatch(head.target)
         if match is None:
-            raise _NotAPut(HTTPStatus.NOT_FOUND, "there is nothing at this path")
+            raise NotAPut(HTTPStatus.NOT_FOUND, "there is nothing at this path")
         if head.method != "PUT":
-            raise _NotAPut(HTTPStatus.METHOD_NOT_ALLOWED, "only PUT is allowed here")
+            raise NotAPut(HTTPStatus.METHOD_NOT_ALLOWED, "only PUT is allowed here")
         if "transfer-encoding" in head.headers or "content-length" not in head.headers:
-            raise _NotAPut(HTTPStatus.LENGTH_REQUIRED, "the body needs a Content-Length and no other framing")
+            raise NotAPut(HTTPStatus.LENGTH_REQUIRED, "the body needs a Content-Length and no other framing")
         self.handoff_id = match[1]
         self.keeps = head.keeps
         return int(head.headers["content-length"])
@@ -250,7 +147,7 @@ class _Put:
         least, most = total_bytes_bounds(claim.expected, self._limits.max_header_bytes)
         if length > most:
             raise TooLarge(f"the KV of this reservation is at most {most} bytes long")
-        if length < least and not self._uses_segment:
+        if length < least and self._segment is None:
             raise ManifestMismatch(f"the KV of this reservation is at least {least} bytes long")
         if len(early) > length:
             raise InvalidRequest("more came than Content-Length says")
@@ -281,13 +178,12 @@ class _Put:
             left = left[taken:]
             return taken
 
-        segment = self._peer.segment if self._uses_segment else None
         decoder = BlobDecoder(
             claim.expected,
             claim.sink,
             total_bytes=length,
             max_header_bytes=self._limits.max_header_bytes,
-            slots=None if segment is None else shm.SegmentSlots(segment, receive),
+            slots=None if self._segment is None else shm.SegmentSlots(self._segment, receive),
             scratch=self._peer.scratch,
         )
         return decoder.read(receive)

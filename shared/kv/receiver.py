@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from shared.errors import Unavailable
+from shared.kv.answers import error_body, say_last_word
 from shared.kv.book import ReceiveBook
 from shared.kv.limits import ReceiveLimits
-from shared.kv.put import Peer, PutReport, error_body, say_last_word, serve_put
+from shared.kv.peer import Peer
+from shared.kv.put import PutReport, serve_put
 from shared.kv.stream import Interrupted, Stream
 from shared.kv.ticket import kv_url
 from shared.kv.transports import shm, tcp, unix

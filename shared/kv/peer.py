@@ -1,0 +1,64 @@
+"""An accepted connection as PUTs see it: its stream, and what is kept of it from one PUT to the next."""
+
+from __future__ import annotations
+
+import os
+
+from shared.errors import InvalidRequest
+from shared.kv.http_head import RequestHead, read_head
+from shared.kv.pieces import Scratch
+from shared.kv.segment import SegmentShape
+from shared.kv.stream import Stream
+from shared.kv.transports import shm, tcp
+from shared.kv.transports.shm import MappedSegment
+
+
+class Peer:
+    """Used by one thread. transport: of its listening socket."""
+
+    def __init__(self, stream: Stream, transport: str) -> None:
+        self.stream = stream
+        self.transport = transport
+        self.scratch = Scratch()
+        self._segment: MappedSegment | None = None
+        self._descriptors: list[int] = []
+
+    def read_head(self, max_bytes: int, deadline: float) -> tuple[RequestHead, bytes]:
+        """The head of the next PUT, and what came after it. Raises as `shared.kv.http_head.read_head`."""
+        return read_head(self._read_some, max_bytes, deadline)
+
+    def segment_for(self, head: RequestHead) -> MappedSegment | None:
+        """Where the chunks of this PUT lie if not in its body. Raises InvalidRequest.
+
+        Maps the segment that came along with the head, or finds the one that came before.
+        """
+        text = head.headers.get(shm.SEGMENT_HEADER.lower())
+        if text is None:
+            return None
+        shape = SegmentShape.parse(text)
+        if self._segment is None:
+            descriptors, self._descriptors = self._descriptors, []
+            self._segment = MappedSegment(descriptors, shape)
+        if self._segment.segment.shape != shape:
+            raise InvalidRequest("a connection keeps its segment")
+        return self._segment
+
+    def drop_descriptors(self) -> None:
+        """Close what came along with the head and was not used."""
+        descriptors, self._descriptors = self._descriptors, []
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.stream.close()
+        if self._segment is not None:
+            self._segment.close()
+
+    def _read_some(self, buffer: memoryview, deadline: float) -> int:
+        """Bytes of the head; over a Unix socket a segment's descriptors may come with them."""
+        if self.transport == tcp.NAME:
+            return self.stream.recv_into([buffer], deadline)
+        num_bytes, descriptors = self.stream.recv_descriptors(buffer, shm.NUM_DESCRIPTORS, deadline)
+        self._descriptors += descriptors
+        return num_bytes
