@@ -6,7 +6,8 @@ import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from io import StringIO
+from typing import Any, Literal, TextIO
 
 import orjson
 import structlog
@@ -21,7 +22,9 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
+
+from shared.asgi.text import printable
 
 LogFormat = Literal["auto", "json", "console"]
 NAMESPACE = "handoff"
@@ -53,7 +56,7 @@ def setup_logging(level: str = "info", fmt: LogFormat = "auto", *, service: str)
         shared.append(name_service)
         render = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_dumps)]
     else:
-        render = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        render = [_escape_controls, structlog.dev.ConsoleRenderer(exception_formatter=_safe_traceback)]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -134,6 +137,18 @@ def metrics_endpoint(metrics: Metrics) -> Callable[[Request], Awaitable[Response
         return Response(body, headers={"content-type": content_type})
 
     return endpoint
+
+
+def _escape_controls(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Texts can be a client's: a terminal shows its escapes and line ends, and does not obey them."""
+    return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
+
+
+def _safe_traceback(out: TextIO, exc_info: ExcInfo) -> None:
+    """The plain traceback; an exception's own text can be a client's too."""
+    plain = StringIO()
+    structlog.dev.plain_traceback(plain, exc_info)
+    out.write("\n".join(map(printable, plain.getvalue().split("\n"))))
 
 
 def _dumps(event: object, **_: object) -> str:

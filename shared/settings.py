@@ -1,6 +1,7 @@
 """Base of the per-process settings: environment variables with the prefix HANDOFF_, read once at the start.
 
-A value that does not parse, or a HANDOFF_ name that no process knows, stops the start with one clear line.
+A value that does not parse, or a HANDOFF_ name that no process knows, stops the start with one clear line. An empty
+value is as good as none: compose files and unit files have no other way to leave a variable out.
 """
 
 from __future__ import annotations
@@ -84,6 +85,11 @@ def unknown_names(environ: Mapping[str, str], known: Iterable[str]) -> list[str]
     return sorted(n for n in environ if n.upper().startswith(PREFIX) and n.upper() not in wanted)
 
 
+def without_empty(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` less the HANDOFF_ variables that are set to nothing."""
+    return {name: value for name, value in environ.items() if value or not name.upper().startswith(PREFIX)}
+
+
 def load(cls: type[S], environ: Mapping[str, str], known: Iterable[str] = ()) -> S:
     """Read `cls` from `environ`. `known`: names that belong to other processes and are no mistake here.
 
@@ -95,7 +101,7 @@ def load(cls: type[S], environ: Mapping[str, str], known: Iterable[str] = ()) ->
     wanted = names_of(cls)
     values = {
         name.upper().removeprefix(PREFIX).lower(): value
-        for name, value in environ.items()
+        for name, value in without_empty(environ).items()
         if name.upper() in wanted
     }
     try:

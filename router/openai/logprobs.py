@@ -47,12 +47,17 @@ def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: TextTokenizer) -> di
 
 
 def _best(entry: TokenEntry, tokenizer: TextTokenizer) -> dict[str, float] | None:
-    """The best tokens by their text, and the chosen one. Of tokens that look alike the best one counts."""
+    """The best tokens by their text, and the chosen one under its text in `tokens`.
+
+    Of others that look alike the best one counts, and before any that looks like the chosen one, that one does.
+    """
     if entry.logprob is None:
         return None
     best: dict[str, float] = {}
-    for token_id, logprob in [*entry.top, (entry.token_id, entry.logprob)]:
-        best.setdefault(tokenizer.text_of(token_id), finite(logprob))
+    for token_id, logprob in entry.top:
+        text = entry.text if token_id == entry.token_id else tokenizer.text_of(token_id)
+        best.setdefault(text, finite(logprob))
+    best[entry.text] = finite(entry.logprob)
     return best
 
 

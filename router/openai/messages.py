@@ -1,8 +1,9 @@
 """Chat messages as clients send them to messages as templates read them.
 
 Text parts are joined without a separator. "developer" becomes "system", because templates drop roles they do not
-know. Tool-call arguments, a JSON string in the API, become the object that they spell; what is no JSON stays text,
-so that a model's own slip does not end an agent's loop. Keys that no template reads are left out.
+know. Tool-call arguments, a JSON string in the API, become the object that they spell, numbers with all their
+digits; what is no JSON stays text, so that a model's own slip does not end an agent's loop. Keys that no template
+reads are left out.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import orjson
-
+from router.openai import exact_json
 from router.text.template import Message
 from shared.errors import InvalidRequest
 
@@ -115,8 +115,8 @@ def _arguments(value: Any, at: str) -> Any:
     if not isinstance(value, str):
         _refuse(at, "must be JSON as text")
     try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
+        return exact_json.loads(value)
+    except ValueError:
         return value
 
 

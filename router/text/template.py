@@ -7,6 +7,7 @@ decided by router.text.conversation. This file only finds, compiles and runs the
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +22,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from shared.errors import InvalidRequest
 
 Message = dict[str, Any]
+
+
+class SpelledNumber(float):
+    """A number that is written exactly as it was spelled, where a float or an int would lose digits."""
+
+    def __new__(cls, spelling: str) -> SpelledNumber:
+        """spelling: a number of JSON."""
+        number = super().__new__(cls, spelling)
+        number._spelling = spelling
+        return number
+
+    _spelling: str
+
+    def __str__(self) -> str:
+        return self._spelling
 
 
 class BadTemplate(ValueError):
@@ -138,9 +154,30 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """As transformers has it: jinja2's own filter would escape <, > and & for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    numbers: dict[str, str] = {}
+    text = json.dumps(
+        _without_spelled(value, numbers),
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
+    for mark, spelling in numbers.items():
+        text = text.replace(f'"{mark}"', spelling)
+    return text
+
+
+def _without_spelled(value: Any, numbers: dict[str, str]) -> Any:
+    """`value` with a mark of its own, kept in `numbers`, for each SpelledNumber; json has no hook for them."""
+    if isinstance(value, SpelledNumber):
+        mark = secrets.token_hex(16)
+        numbers[mark] = str(value)
+        return mark
+    if isinstance(value, dict):
+        return {key: _without_spelled(item, numbers) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_spelled(item, numbers) for item in value]
+    return value
 
 
 def _raise_exception(message: str) -> None:

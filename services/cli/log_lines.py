@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from shared.asgi.text import printable
+
 _ELSEWHERE = frozenset({"event", "level", "logger", "service", "timestamp", "exception"})
 
 
@@ -15,21 +17,21 @@ def readable(line: str) -> str:
         return line
     words = [] if entry.get("level") in (None, "info") else [f"{entry['level']}:"]
     words += [
-        _printable(entry["event"]),
-        *(f"{_printable(key)}={_printable(value)}" for key, value in entry.items() if key not in _ELSEWHERE),
+        printable(str(entry["event"])),
+        *(
+            f"{printable(key)}={printable(str(value))}"
+            for key, value in entry.items()
+            if key not in _ELSEWHERE
+        ),
     ]
-    return "\n".join(filter(None, [" ".join(words), entry.get("exception")]))
+    trace = [printable(part) for part in str(entry.get("exception") or "").split("\n")]
+    return "\n".join(filter(None, [" ".join(words), *trace]))
 
 
 def summary(line: str) -> str:
     """In a few words what the process does: the step it names, else the event."""
     entry = _parse(line)
-    return line if entry is None else str(entry.get("step") or entry["event"]).replace("_", " ")
-
-
-def _printable(value: Any) -> str:
-    """A client may have written it: line ends and terminal escapes are shown, not obeyed."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(value))
+    return line if entry is None else printable(str(entry.get("step") or entry["event"])).replace("_", " ")
 
 
 def _parse(line: str) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from services.cli.supervisor import ChildFailed, Policy, Stop, Supervisor
 from shared.models.error import ModelError
 from shared.models.prepare import ensure_checkpoint
 from shared.models.store import default_cache_dir
-from shared.settings import BAD_SETTINGS, BadSettings, load
+from shared.settings import BAD_SETTINGS, BadSettings, load, without_empty
 
 FAILED = 1
 
@@ -41,6 +41,7 @@ _STOP_MARGIN_S = 10.0
 def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> int:
     """Start everything, keep it running until Ctrl-C or SIGTERM; returns the exit status."""
     console = Console(highlight=False)
+    environ = without_empty(environ)
     try:
         host = look_at_host(environ, num_ports=len(options.workers))
         specs = plan(

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from shared.asgi.auth import BearerAuth
 from shared.asgi.context import OPEN_PATHS, RequestContext
 from shared.asgi.handlers import install_error_handlers
+from shared.asgi.head import HeadAsGet
 from shared.asgi.openapi import error_responses
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -39,7 +40,7 @@ def install_http(
     cors_origins: Sequence[str] = (),
     expose_headers: Sequence[str] = (),
 ) -> None:
-    """Request id and access line, CORS, errors, keys: from the outside in.
+    """Request id and access line, HEAD as GET, CORS, errors, keys: from the outside in.
 
     keys: none means that everything is open. cors_origins: none means no CORS; preflights need no key then,
     and errors and streams carry the headers too. trust_caller_id: see RequestContext.
@@ -56,4 +57,5 @@ def install_http(
             allow_headers=["*"],
             expose_headers=list(expose_headers),
         )
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestContext, trust_caller_id=trust_caller_id)

@@ -74,9 +74,16 @@ class BoundedHttp(HttpToolsProtocol):
             self._running.message_event.set()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse and hang up; without a word if an answer is being written, which it would only garble."""
+        """Refuse and hang up; without a word if an answer is being written, which it would only garble.
+
+        Where it is a body that is broken, its request may be running: for that one the client has gone.
+        """
         cycle: RequestResponseCycle | None = self.cycle  # NOTE: None before the first request
-        if cycle is None or cycle.response_complete:
+        is_unanswered = cycle is self._running and cycle is not None and not cycle.response_started
+        if is_unanswered and cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if cycle is None or cycle.response_complete or is_unanswered:
             answer = error_response(InvalidRequest(msg))
             head = b"".join(b"%s: %s\r\n" % pair for pair in answer.raw_headers)
             body = bytes(answer.body)

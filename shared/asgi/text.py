@@ -23,6 +23,11 @@ def header_value(text: str, *, limit: int = 1024) -> str:
     return _NOT_HEADER.sub("", text)[:limit].strip()
 
 
+def printable(text: str) -> str:
+    """`text` with line ends, terminal escapes and all else that is not printed shown as escapes, not obeyed."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def clipped(text: str, limit: int) -> str:
     """`text` that is valid UTF-8 and at most `limit` characters, with an ellipsis where it was cut."""
     if len(text) > limit:

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from tests.support.cluster import Cluster, wait_until
-from tests.support.servers import connect, read_until, send_request
+from tests.support.cluster import AUTH, Cluster, wait_until
+from tests.support.servers import ServerThread, connect, read_until, send_request
 
 BODY = json.dumps({"model": "tiny", "prompt": "Once upon", "max_tokens": 8, "stream": True})
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -69,6 +69,51 @@ def test_other_methods_are_told_so_and_the_connection_lives(pd: Cluster, method:
             assert b'"error"' in rest
         send_request(sock, "GET", "/health")
         assert read_until(sock, b"}").startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/tiny", "/nowhere"]
+)
+def test_a_head_is_a_get_without_body(pd: Cluster, path: str) -> None:
+    """Status and headers of the router's GET routes are the same, and the connection lives on."""
+    check_head(pd.router, path, {})
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/info"])
+@pytest.mark.parametrize("role", [0, 1])
+def test_a_head_is_a_get_without_body_on_workers(pd: Cluster, path: str, role: int) -> None:
+    """Load balancers look at them in the same way."""
+    check_head(pd.workers[role].server, path, AUTH)
+
+
+def check_head(server: ServerThread, path: str, headers: dict[str, str]) -> None:
+    """HEAD and then GET on one connection."""
+    with connect(server) as sock:
+        send_request(sock, "HEAD", path, headers=headers)
+        head = read_until(sock, b"\r\n\r\n")
+        assert head.endswith(b"\r\n\r\n")
+        send_request(sock, "GET", path, headers={"Connection": "close", **headers})
+        get_head, _, body = read_until(sock, b"nothing but the end").partition(b"\r\n\r\n")
+    assert head.split(b"\r\n")[0] == get_head.split(b"\r\n")[0]
+    assert _names(head) | {b"connection"} == _names(get_head) | {b"connection"}
+    assert body
+
+
+def _names(head: bytes) -> set[bytes]:
+    return {line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:] if line}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+@pytest.mark.parametrize("body", [b"nothex\r\n", b"2\r\n{}X\r\n", b"5\r\n{}\r\n0\r\n\r\nGET"])
+def test_a_body_with_broken_framing_is_a_400(pd: Cluster, path: str, body: bytes) -> None:
+    """The connection once just ended. The client is told, and nothing of the request is left."""
+    with connect(pd.router) as sock:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        sock.sendall(head.encode() + body)
+        answer_head, _, answer = read_until(sock, b"nothing but the end").partition(b"\r\n\r\n")
+    assert answer_head.startswith(b"HTTP/1.1 400 ")
+    assert "invalid_request_error" == json.loads(answer)["error"]["type"]
+    wait_until(lambda: pd.router.num_requests == 0)
 
 
 def test_a_stream_is_chunked_and_never_compressed(pd: Cluster) -> None:

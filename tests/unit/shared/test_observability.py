@@ -82,6 +82,23 @@ def test_a_stack_trace_shows_no_local_variables(fmt: str, capsys: pytest.Capture
     assert "mysecrettext" not in text
 
 
+def test_the_console_does_not_obey_what_a_client_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+    """Terminal escapes are shown, in facts, in the event and in an exception's text, whose lines stay lines."""
+    setup_logging("info", "console", service="router")
+    evil = "\x1b[2Jx\r\ny\x9b31m\x00\u2028"
+    structlog.get_logger("x").info("request", path=evil)
+    logging.getLogger("uvicorn.error").error(evil)
+    try:
+        raise ValueError(evil)
+    except ValueError:
+        structlog.get_logger("x").exception("failed")
+    text = capsys.readouterr().err
+    assert not {"\r", "\x9b", "\x00", "\u2028"} & set(text)
+    assert "\x1b[2J" not in text
+    assert 2 == text.count(r"x\r\ny\x9b31m\x00\u2028")
+    assert "Traceback" in text
+
+
 def test_text_that_is_no_utf8_does_not_stop_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     """A lone surrogate from a request must not make logging fail."""
     setup_logging("info", "json", service="router")

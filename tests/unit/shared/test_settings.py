@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import Field, ValidationError
 
-from shared.settings import BadSettings, ProcessSettings, load, names_of, unknown_names
+from shared.settings import BadSettings, ProcessSettings, load, names_of, unknown_names, without_empty
 
 
 class Example(ProcessSettings):
@@ -44,7 +44,19 @@ def test_names_of_other_processes_are_no_mistake() -> None:
     assert 1 == load(Example, {"HANDOFF_PORT": "1", "HANDOFF_DTYPE": "x"}, known={"HANDOFF_DTYPE"}).port
 
 
-@pytest.mark.parametrize("value", ["", "eighty", "-1", "65536", "1.5"])
+@pytest.mark.parametrize("name", ["HANDOFF_PORT", "HANDOFF_MODEL", "handoff_timeout_s"])
+def test_an_empty_value_is_none(name: str) -> None:
+    """Compose files give empty text for what nobody set; it once stopped the start."""
+    assert load(Example, {}) == load(Example, {name: ""})
+
+
+def test_only_our_own_empty_variables_are_left_out() -> None:
+    """What else is in the environment is not ours to judge."""
+    environ = {"HANDOFF_API_KEY": "", "handoff_x": "", "HANDOFF_PORT": "1", "CUDA_VISIBLE_DEVICES": ""}
+    assert {"HANDOFF_PORT": "1", "CUDA_VISIBLE_DEVICES": ""} == without_empty(environ)
+
+
+@pytest.mark.parametrize("value", [" ", "eighty", "-1", "65536", "1.5"])
 def test_a_value_that_does_not_parse_stops_the_start(value: str) -> None:
     """The text names the variable, in one line."""
     with pytest.raises(BadSettings, match=r"^HANDOFF_PORT: ") as caught:

@@ -46,6 +46,9 @@ def test_keys_that_no_template_reads_are_left_out() -> None:
         ("not json", "not json"),
         ({"x": 1}, {"x": 1}),
         ("[1, 2]", [1, 2]),
+        ('{"id": 18446744073709551617}', {"id": 2**64 + 1}),
+        ("NaN", "NaN"),
+        ("[" * 100_000, "[" * 100_000),
     ],
 )
 def test_tool_arguments_are_decoded(arguments: Any, decoded: Any) -> None:

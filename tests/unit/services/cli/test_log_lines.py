@@ -27,6 +27,13 @@ def test_the_summary_is_what_is_being_done() -> None:
     assert ["loading tiny", "engine died"] == [summary(line) for line in (STEP, FAULT)]
 
 
+def test_what_a_client_wrote_is_not_obeyed_by_the_terminal() -> None:
+    """Neither in facts nor in a trace or a step."""
+    fault = '{"event":"e","path":"\\u001b[2J","exception":"T\\nV: \\u001b[2J"}'
+    assert "e path=\\x1b[2J\nT\nV: \\x1b[2J" == readable(fault)
+    assert "\\x1b[2J" == summary('{"event":"model","step":"\\u001b[2J"}')
+
+
 @pytest.mark.parametrize("line", ["", "Killed", "{not json", '{"no": "entry"}', "[1]", '{"event": "x"'])
 def test_other_lines_stay(line: str) -> None:
     """Libraries and the kernel write what they like."""

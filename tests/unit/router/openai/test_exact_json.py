@@ -1,0 +1,50 @@
+"""Numbers of JSON keep their spelling on the way through Python."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from router.openai import exact_json
+from router.text.template import ChatTemplate
+
+SPELLINGS = [
+    "0",
+    "-0",
+    "7",
+    "1.5",
+    "1.10",
+    "1e2",
+    "1E+400",
+    "-2.50e-7",
+    "0.1000000000000000055511151231257827",
+    "18446744073709551616",
+    "123456789012345678901234567890",
+    "9" * 6000,
+]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_numbers_are_written_as_they_were_read(spelling: str) -> None:
+    """By the template's own filter, as part of any structure, and where a template writes a value as it is."""
+    template = ChatTemplate({"default": "{{ messages[0] | tojson }}|{{ messages[0].x[0].y }}"})
+    value = exact_json.loads(f'{{"x": [{{"y": {spelling}, "z": "{spelling}"}}]}}')
+
+    assert f'{{"x": [{{"y": {spelling}, "z": "{spelling}"}}]}}|{spelling}' == template.render([value])
+
+
+def test_ordinary_values_are_python_s_own() -> None:
+    """What loses nothing stays plain, for templates that compute with it."""
+    text = '{"a": [1, -2.5, true, null, "é"], "b": {}}'
+    value = exact_json.loads(text)
+
+    assert json.loads(text) == value
+    assert [int, float, bool, type(None), str] == [type(item) for item in value["a"]]
+
+
+@pytest.mark.parametrize("text", ["", "nope", "NaN", "[Infinity]", "{'a': 1}", '{"a": 01}', "[" * 100_000])
+def test_what_is_no_json_is_a_value_error(text: str) -> None:
+    """Also what only Python's own reader would take, and what nobody can walk through."""
+    with pytest.raises(ValueError, match=r"\S"):
+        exact_json.loads(text)
