@@ -7,6 +7,7 @@ Foreign errors (httpx, safetensors, torch, ...) are converted once, at the bound
     ├── InvalidRequest ─ PromptTooLong
     ├── Unauthorized
     ├── UnknownModel
+    ├── NotKept
     ├── TooLarge
     ├── Overloaded ─ Unavailable
     ├── HandoffError ─ ManifestMismatch, ReservationGone, DigestMismatch
@@ -65,6 +66,13 @@ class UnknownModel(ServingError):
     """The named model is not served here."""
 
     code = "model_not_found"
+    http_status = 404
+
+
+class NotKept(ServingError):
+    """The hand-off that was asked for is not kept here."""
+
+    code = "not_kept"
     http_status = 404
 
 

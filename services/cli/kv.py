@@ -1,6 +1,7 @@
-"""`handoff kv inspect | verify | size`: look into a hand-off's blob, check it, and say what KV weighs.
+"""`handoff kv inspect | verify | size | save | replay`: hand-offs as files, and what KV weighs.
 
-Needs no server, no model and no torch. Exit status 1: a file is no sound blob, or a model is not known.
+Needs no torch; only save and replay need a worker. Exit status 1: a file is no sound blob, a model is not known, or
+a worker refuses.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from services.cli.kv_blob import BlobCheck, NoBlob, check_blob
 from services.cli.kv_sizes import named_architecture, size_table, sizes_as_json
 from services.cli.kv_tables import check_as_json, print_check, verify_line
 from services.cli.kv_text import console, one_line
+from services.cli.kv_workers import replay, save
 from shared.kv.shape import ITEMSIZE_BYTES
 from shared.kv.size import UnknownArchitecture, known_models
 
 _MAX_TOKENS = 10**12
 
 kv_app = typer.Typer(
-    help="Inspect and verify hand-offs of KV, and say what KV weighs.",
+    help="Inspect, verify, save and replay hand-offs of KV, and say what KV weighs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+kv_app.command()(save)
+kv_app.command()(replay)
 
 
 class Dtype(StrEnum):

@@ -17,9 +17,10 @@ from typing import Literal
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.errors import HandoffError, InvalidRequest
-from shared.kv.layout import LENGTH, BlobLayout, TensorSpan, json_length, parse_header
+from shared.kv.layout import LENGTH, BlobLayout, TensorSpan, json_length
 from shared.kv.limits import ReceiveLimits
 from shared.kv.progress import FirstTokens
+from shared.kv.saved import SavedRequest, parse_saved_header
 from shared.kv.shape import KINDS
 
 # "unchecked": the bytes are there, but what their digest should be is not. "missing": not all bytes are there.
@@ -47,7 +48,8 @@ class TensorCheck:
 class BlobCheck:
     """Everything that a file says and whether it is true. chunks, trailer: in the order of the layout.
 
-    first: None if the file ends before it. problems: one line each; none means that the blob is sound.
+    first: None if the file ends before it. saved: the request, if the file names it.
+    problems: one line each; none means that the blob is sound.
     """
 
     file_bytes: int
@@ -57,6 +59,7 @@ class BlobCheck:
     chunks: tuple[tuple[TensorCheck, ...], ...]
     trailer: tuple[TensorCheck, ...]
     first: FirstTokens | None
+    saved: SavedRequest | None
     problems: tuple[str, ...]
 
     @property
@@ -84,7 +87,7 @@ def check_blob(path: Path) -> BlobCheck:
 
 
 def _check(file: BufferedReader, file_bytes: int) -> BlobCheck:
-    header, layout = _read_header(file)
+    header, layout, saved = _read_header(file)
     buffer = memoryview(bytearray(min(_BUFFER_BYTES, file_bytes)))
     digests = [_digest(file, span.nbytes, buffer) for span in _kv_spans(layout)]
     trailer = file.read(layout.trailer_bytes)
@@ -114,11 +117,12 @@ def _check(file: BufferedReader, file_bytes: int) -> BlobCheck:
         chunks=tuple(tuple(checks[at : at + size]) for at in range(0, num_kv, size)),
         trailer=tuple(checks[num_kv:]),
         first=_first_tokens(parts),
+        saved=saved,
         problems=tuple(problems),
     )
 
 
-def _read_header(file: BufferedReader) -> tuple[bytes, BlobLayout]:
+def _read_header(file: BufferedReader) -> tuple[bytes, BlobLayout, SavedRequest | None]:
     """The file's first bytes and what they imply; no length in them is believed beyond its bound."""
     prefix = file.read(LENGTH.size)
     if len(prefix) < LENGTH.size:
@@ -127,7 +131,7 @@ def _read_header(file: BufferedReader) -> tuple[bytes, BlobLayout]:
         content = file.read(length := json_length(prefix, ReceiveLimits().max_header_bytes))
         if len(content) < length:
             raise NoBlob("no KV blob: the file ends within its header")
-        manifest, entries = parse_header(content)
+        manifest, entries, saved = parse_saved_header(content)
         # Before the layout lists them all: a manifest can claim any number of layers.
         implied = len(manifest.chunks) * manifest.shape.num_layers * len(KINDS) + _NUM_TRAILER_TENSORS
         if len(entries) != implied:
@@ -136,7 +140,7 @@ def _read_header(file: BufferedReader) -> tuple[bytes, BlobLayout]:
         layout.check_entries(entries)
     except (InvalidRequest, HandoffError) as exc:
         raise NoBlob(f"no KV blob: {exc.message}") from exc
-    return prefix + content, layout
+    return prefix + content, layout, saved
 
 
 def _kv_spans(layout: BlobLayout) -> Iterator[TensorSpan]:

@@ -49,6 +49,7 @@ def check_as_json(path: Path, check: BlobCheck) -> dict[str, Any]:
         "trailer_bytes": layout.trailer_bytes,
         "header": check.header,
         "manifest": _manifest_as_json(layout.manifest),
+        "request": None if check.saved is None else check.saved.model_dump(mode="json"),
         "first_tokens": None
         if first is None
         else [
@@ -71,6 +72,10 @@ def check_as_json(path: Path, check: BlobCheck) -> dict[str, Any]:
 
 def _facts(check: BlobCheck) -> Iterator[tuple[str, str]]:
     layout, manifest, shape = check.layout, check.layout.manifest, check.layout.manifest.shape
+    if check.saved is not None:
+        saved = check.saved
+        yield "request", f"{saved.work.request_id}, computed by {saved.worker} with {saved.model}"
+        yield "travelled", f"[{saved.sent_from}, {manifest.num_tokens}); decode held what comes before"
     yield "hand-off", f"{manifest.handoff_id}, epoch {manifest.epoch}"
     yield "fingerprint", manifest.fingerprint
     yield "token hash", manifest.token_hash

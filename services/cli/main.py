@@ -125,7 +125,7 @@ def bench(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def kv(context: typer.Context) -> None:
-    """Inspect and verify hand-offs of KV, and say what KV weighs (inspect, verify, size)."""
+    """Look into hand-offs of KV, and say what KV weighs (inspect, verify, size, save, replay)."""
     from services.cli.kv import kv_app
 
     kv_app(args=context.args, prog_name="handoff kv")

@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 
+from services.prefill.kept import KeptFile, KeptHandoffs
 from services.prefill.metrics import PrefillMetrics
 from services.prefill.settings import PrefillSettings
 from services.prefill.stream import PrefillContext, PrefillStream
 from shared.asgi.openapi import json_body
-from shared.asgi.stream import NDJSON, OwnedStream
+from shared.asgi.stream import FILE, NDJSON, OwnedStream
+from shared.asgi.text import is_internal_id
+from shared.errors import NotKept
 from shared.kv.sender import KvSender, SendTimeouts
 from shared.kv.transports.choice import usable
 from shared.observability import Metrics
@@ -31,12 +34,16 @@ def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAP
         usable(settings.kv_transports, settings.kv_shm_bytes),
         SendTimeouts(connect_s=settings.kv_connect_timeout_s, io_s=settings.kv_io_timeout_s),
     )
+    kept = KeptHandoffs(
+        settings.kv_save_dir, max_files=settings.kv_save_files, max_bytes=settings.kv_save_bytes
+    )
     context = PrefillContext(
         worker=worker,
         secret=secret.encode(),
         senders=senders,
         sender=sender,
         metrics=PrefillMetrics(metrics),
+        kept=kept,
     )
 
     @asynccontextmanager
@@ -54,5 +61,12 @@ def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAP
         """Body: shared.wire.PrefillRequest. Answer: NDJSON of shared.wire.PrefillEvent."""
         work = await take_work(request, PrefillRequest, settings)
         return OwnedStream(PrefillStream(context, work), NDJSON)
+
+    @app.get("/v1/kv/{request_id}")
+    async def kept_handoff(request_id: str) -> Response:
+        """The hand-off of a request as a safetensors file, if this worker keeps them."""
+        if not is_internal_id(request_id):
+            raise NotKept("this is no request id")
+        return OwnedStream(KeptFile(await asyncio.to_thread(kept.open, request_id)), FILE)
 
     return app

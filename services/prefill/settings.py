@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from shared.kv.transports.choice import DEFAULT, DEFAULT_SHM_BYTES, PATTERN
@@ -26,3 +28,11 @@ class PrefillSettings(WorkerSettings):
         description="Most shared memory for sending KV; where it does not suffice, the next transport is taken.",
     )
     max_sends: int = Field(32, ge=1, le=1024, description="Hand-offs sent at a time; each has a thread.")
+    kv_save_dir: Path | None = Field(
+        None,
+        description="Folder in which hand-offs are kept for `handoff kv save` (KV and prompts); empty: none are.",
+    )
+    kv_save_files: int = Field(
+        16, ge=1, le=100_000, description="Most hand-offs kept there; the oldest go first."
+    )
+    kv_save_bytes: int = Field(1 << 30, ge=1 << 16, description="Most bytes kept there; the oldest go first.")

@@ -11,16 +11,18 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+from services.prefill.kept import KeptHandoffs
 from services.prefill.metrics import PrefillMetrics
 from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import InvariantBroken, ServingError
 from shared.kv.manifest import Manifest, plan_chunks, token_hash
-from shared.kv.progress import Progress, TransferCancelled
+from shared.kv.progress import FirstTokens, Progress, TransferCancelled
+from shared.kv.saved import SavedLayout, SavedRequest
 from shared.kv.sender import KvSender, Send
 from shared.kv.ticket import ticket_of
 from shared.observability import canonical_line
-from shared.wire import First, Handoff, PrefillEvent, PrefillRequest, Sent
+from shared.wire import First, Handoff, PrefillEvent, PrefillRequest, Sent, Work
 from shared.worker.assemble import Worker
 from shared.worker.stream import EngineEvent, EngineRequest
 
@@ -34,6 +36,7 @@ class PrefillContext:
     senders: Executor
     sender: KvSender
     metrics: PrefillMetrics
+    kept: KeptHandoffs
 
 
 class PrefillStream:
@@ -44,6 +47,7 @@ class PrefillStream:
         self._work = work
         self._progress = Progress()
         self._request: EngineRequest | None = None
+        self._admitted: Admitted | None = None
         self._sending: asyncio.Future[Sent] | None = None
         self._first: First | None = None
         self._sent: Sent | None = None
@@ -57,12 +61,12 @@ class PrefillStream:
             worker = self._context.worker
             grammar = await worker.grammars.state_for(self._work)
             self._request = EngineRequest(worker.engine, self._work, Mode.PREFILL, self._progress, grammar)
-            admitted = await self._request.admitted()
+            self._admitted = await self._request.admitted()
         except ServingError as exc:
             self._ending = exc.code
             raise
         if self._work.handoff is not None:
-            self._sending = self._send(self._work.handoff, admitted)
+            self._sending = self._send(self._work.handoff, self._admitted)
         return StreamHead()
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -97,6 +101,7 @@ class PrefillStream:
                 # Nobody may be left to take the outcome; asyncio would log it as lost.
                 if not self._sending.cancelled():
                     self._sending.exception()
+            await self._keep()
             self._request.close()
         self._context.metrics.ended(self._ending)
         canonical_line(
@@ -137,19 +142,7 @@ class PrefillStream:
     def _send(self, handoff: Handoff, admitted: Admitted) -> asyncio.Future[Sent]:
         """Start the sender's thread; it waits for each chunk by itself."""
         context, work = self._context, self._work
-        num_tokens = len(work.token_ids)
-        from_token = min(handoff.have_tokens, num_tokens)
-        manifest = Manifest(
-            fingerprint=context.worker.fingerprint.digest,
-            handoff_id=handoff.handoff_id,
-            epoch=handoff.epoch,
-            token_hash=token_hash(work.token_ids),
-            from_token=from_token,
-            num_tokens=num_tokens,
-            num_choices=work.num_choices,
-            shape=context.worker.kv_shape,
-            chunks=plan_chunks(from_token, num_tokens, context.worker.limits.chunk_size),
-        )
+        manifest = self._manifest(handoff, min(handoff.have_tokens, len(work.token_ids)))
         self._progress.advance(admitted.cached_tokens)
 
         send = Send(
@@ -160,6 +153,44 @@ class PrefillStream:
             progress=self._progress,
         )
         return asyncio.get_running_loop().run_in_executor(context.senders, context.sender.send, send)
+
+    def _manifest(self, handoff: Handoff, from_token: int) -> Manifest:
+        """Of the KV [from_token, end of the prompt)."""
+        worker, token_ids = self._context.worker, self._work.token_ids
+        return Manifest(
+            fingerprint=worker.fingerprint.digest,
+            handoff_id=handoff.handoff_id,
+            epoch=handoff.epoch,
+            token_hash=token_hash(token_ids),
+            from_token=from_token,
+            num_tokens=len(token_ids),
+            num_choices=self._work.num_choices,
+            shape=worker.kv_shape,
+            chunks=plan_chunks(from_token, len(token_ids), worker.limits.chunk_size),
+        )
+
+    async def _keep(self) -> None:
+        """Keep the hand-off if that is wanted, however it ended: all of its KV is still in the pool."""
+        context, handoff = self._context, self._work.handoff
+        if not context.kept.enabled or handoff is None or self._first is None or self._admitted is None:
+            return
+        request = SavedRequest(
+            work=Work(**{name: getattr(self._work, name) for name in Work.model_fields}),
+            model=context.worker.model,
+            worker=context.worker.name,
+            fingerprint=context.worker.fingerprint,
+            sent_from=min(handoff.have_tokens, len(self._work.token_ids)),
+        )
+        tokens = self._first.tokens
+        first = FirstTokens(
+            tuple(token.token_id for token in tokens),
+            tuple(token.finish_reason is not None for token in tokens),
+        )
+        layout = SavedLayout(self._manifest(handoff, 0), request)
+        source = context.worker.kv_source(self._admitted.blocks)
+        await asyncio.get_running_loop().run_in_executor(
+            context.senders, context.kept.keep, layout, source, first
+        )
 
 
 def _line(event: PrefillEvent) -> bytes:

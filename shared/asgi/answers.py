@@ -16,6 +16,7 @@ from shared.asgi.text import clipped, one_line_json
 from shared.errors import (
     BackendError,
     InvalidRequest,
+    NotKept,
     Overloaded,
     ServingError,
     TooLarge,
@@ -31,6 +32,7 @@ _TYPES: Mapping[type[ServingError], str] = {
     InvalidRequest: "invalid_request_error",
     Unauthorized: "authentication_error",
     UnknownModel: "not_found_error",
+    NotKept: "not_found_error",
     TooLarge: "invalid_request_error",
     Unavailable: "server_error",
     Overloaded: "rate_limit_error",

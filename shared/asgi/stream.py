@@ -42,6 +42,9 @@ NDJSON: Final = StreamFormat(
     MappingProxyType({"content-type": "application/x-ndjson", **_NO_BUFFERING}), error_line
 )
 
+# An error after its first byte ends the connection early: the Content-Length that its owner gave says so.
+FILE: Final = StreamFormat(MappingProxyType({"content-type": "application/octet-stream"}), lambda _: b"")
+
 
 @dataclass(frozen=True)
 class StreamHead:

@@ -120,10 +120,14 @@ class BlobLayout:
                 yield part.span
         yield from self.trailer
 
+    def metadata(self) -> dict[str, str]:
+        """The header's `__metadata__`."""
+        return self.manifest.to_metadata()
+
     @cached_property
     def header(self) -> bytes:
         """Everything before the data section. A reader accepts any other JSON that says the same."""
-        metadata = orjson.dumps(self.manifest.to_metadata()).decode()
+        metadata = orjson.dumps(self.metadata()).decode()
         entries = [f'"{METADATA}":{metadata}']
         shape = self.manifest.shape
         # One entry costs a microsecond in this form, and several in any other.
@@ -191,6 +195,12 @@ def parse_header(content: bytes | bytearray) -> tuple[Manifest, dict[str, object
 
     Raises InvalidRequest for what is no safetensors header, ManifestMismatch for what is not ours.
     """
+    metadata, entries = header_fields(content)
+    return Manifest.from_metadata(metadata), entries
+
+
+def header_fields(content: bytes | bytearray) -> tuple[dict[str, object], dict[str, object]]:
+    """Metadata and tensor entries of a header's JSON part, unread. Raises as `parse_header` does."""
     try:
         fields = json.loads(content.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as exc:
@@ -200,7 +210,7 @@ def parse_header(content: bytes | bytearray) -> tuple[Manifest, dict[str, object
     metadata = fields.pop(METADATA, None)
     if not isinstance(metadata, dict):
         raise ManifestMismatch("the blob has no manifest")
-    return Manifest.from_metadata(metadata), fields
+    return metadata, fields
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
