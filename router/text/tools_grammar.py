@@ -21,7 +21,9 @@ from shared.wire import Grammar
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE_OPEN, FENCE_CLOSE = "```json", "```"
 MAX_CALLS = 32  # of one answer
-_SPACE = r"\s{0,12}"
+_SPACE = (
+    r"[ \t\r\n]{0,12}"  # not \s, which is Unicode's: many times the states of the lexer, beyond its limit
+)
 
 
 def tools_grammar(

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from shared.errors import EngineFault, InvalidRequest
@@ -22,15 +22,18 @@ from shared.wire import Grammar
 
 MAX_CACHED = 32
 
+_IS_WRONG = "doesn't satisfy the grammar"  # how the library says that no limit is to blame
+
 Mask = NDArray[np.bool_]
 
 
 class GrammarCompiler:
     """Grammars for one checkpoint. Thread-safe; keeps the last few that were compiled."""
 
-    def __init__(self, tokenizer: LLTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+    def __init__(self, tokenizer: LLTokenizer, limits: LLParserLimits | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._limits = parser_limits() if limits is None else limits
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
     @classmethod
@@ -46,33 +49,61 @@ class GrammarCompiler:
     @property
     def vocab_size(self) -> int:
         """Rows of the output layer."""
-        return self._tokenizer.vocab_size
+        return self.tokenizer.vocab_size
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
-        return tuple(self._tokenizer.eos_tokens)
+        return tuple(self.tokenizer.eos_tokens)
 
     def start(self, grammar: Grammar, generated: Sequence[int] = ()) -> GrammarState:
         """The state after `generated` tokens. Raises InvalidRequest for what cannot be compiled or followed."""
         with self._lock:
-            pristine = self._compiled.get(grammar)
-            if pristine is not None:
-                self._compiled.move_to_end(grammar)
-        if pristine is None:
-            pristine = self._compile(grammar)
-        with self._lock:
-            self._compiled[grammar] = pristine
+            compiled = self._compiled.get(grammar)
+            if compiled is None:
+                compiled = self._compiled[grammar] = CompiledGrammar(self.tokenizer, grammar, self._limits)
+            self._compiled.move_to_end(grammar)
             while len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
-            state = GrammarState(pristine.deep_copy(), self._tokenizer)
+        state = GrammarState(compiled, compiled.copy())
         if generated and not state.advance(generated):
-            raise InvalidRequest("the tokens so far do not follow the grammar", param="sampling.grammar")
+            raise InvalidRequest(
+                f"the tokens so far do not follow the grammar: {state.problem}", param="sampling.grammar"
+            )
         return state
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+
+class CompiledGrammar:
+    """One grammar, compiled when it is first wanted. Thread-safe.
+
+    NOTE: all copies of a matcher share what its lexer has met, and the limit of that. So a grammar that has served
+    many answers can be at its limit while a new matcher of it is not: `renewed` makes one.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, grammar: Grammar, limits: LLParserLimits) -> None:
+        self.tokenizer = tokenizer
+        self._grammar = grammar
+        self._limits = limits
+        self._pristine: LLMatcher | None = None
+        self._lock = threading.Lock()
+
+    def copy(self) -> LLMatcher:
+        """A matcher that has met no token. Raises InvalidRequest if the grammar cannot be compiled."""
+        with self._lock:
+            if self._pristine is None:
+                self._pristine = self._compile()
+            return self._pristine.deep_copy()
+
+    def renewed(self) -> LLMatcher:
+        """The same, sharing nothing with earlier copies."""
+        with self._lock:
+            self._pristine = self._compile()
+            return self._pristine.deep_copy()
+
+    def _compile(self) -> LLMatcher:
+        form = library_form(self._grammar)
         try:
-            matcher = LLMatcher(self._tokenizer, library_form(grammar), log_level=0, limits=parser_limits())
+            matcher = LLMatcher(self.tokenizer, form, log_level=0, limits=self._limits)
         except ValueError as exc:
             raise _refused(str(exc)) from exc
         # The first mask builds most of what later ones share, and shows what is too complex to be followed.
@@ -86,25 +117,33 @@ class GrammarCompiler:
 class GrammarState:
     """Where one choice stands in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer) -> None:
+    def __init__(self, compiled: CompiledGrammar, matcher: LLMatcher, tokens: Sequence[int] = ()) -> None:
+        """tokens: what `matcher` has taken so far."""
+        self._compiled = compiled
         self._matcher = matcher
-        self._tokenizer = tokenizer
+        self._tokens = list(tokens)
         self._allowed: Mask | None = None
 
     def after(self, token: int) -> GrammarState:
         """A state of its own, one token on."""
-        state = GrammarState(self._matcher.deep_copy(), self._tokenizer)
+        state = GrammarState(self._compiled, self._matcher.deep_copy(), self._tokens)
         state.advance([token])
         return state
 
+    @property
+    def problem(self) -> str:
+        """Why it cannot go on, in one line."""
+        return one_line(self._matcher.get_error())
+
     def advance(self, tokens: Sequence[int]) -> bool:
-        """Take tokens over. False if they do not follow the grammar; `allowed` raises from then on."""
+        """Take tokens over. False if they cannot follow; `allowed` raises from then on."""
         self._allowed = None
-        return self._matcher.consume_tokens(list(tokens))
+        self._tokens += tokens
+        return self._matcher.consume_tokens(list(tokens)) or self._begin_anew()
 
     def is_end(self, token: int) -> bool:
         """Is this a token that a grammar allows only to end the answer?"""
-        return token in self._tokenizer.eos_tokens
+        return token in self._compiled.tokenizer.eos_tokens
 
     def allowed(self, unwanted: Collection[int] = ()) -> Mask:
         """One bool per row of the output layer. End tokens are allowed where the grammar may end.
@@ -121,14 +160,22 @@ class GrammarState:
         return wanted if wanted.any() else self._allowed
 
     def _compute(self) -> Mask:
-        broken = self._matcher.is_error()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        was_broken = self._matcher.is_error()
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error() and not was_broken and self._begin_anew():
+            bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            reason = one_line(self._matcher.get_error())
-            if broken:
+            if _IS_WRONG in self._matcher.get_error():
                 raise EngineFault("a token does not follow the request's grammar")
-            raise InvalidRequest(f"the grammar is too complex: {reason}", param="sampling.grammar")
-        return np.unpackbits(bits, count=self._tokenizer.vocab_size, bitorder="little").view(np.bool_)
+            raise InvalidRequest(f"the grammar is too complex: {self.problem}", param="sampling.grammar")
+        packed = np.frombuffer(bits, dtype=np.uint8)
+        num_rows = self._compiled.tokenizer.vocab_size
+        return np.unpackbits(packed, count=num_rows, bitorder="little").view(np.bool_)
+
+    def _begin_anew(self) -> bool:
+        """Replace a matcher whose limit others may have used up. False if its tokens cannot follow."""
+        self._matcher = self._compiled.renewed()
+        return self._matcher.consume_tokens(self._tokens)
 
 
 def _refused(reason: str) -> InvalidRequest:

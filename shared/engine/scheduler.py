@@ -63,9 +63,13 @@ class Scheduler:
         self.waiting.append(group)
 
     def expire(self, now: float) -> None:
-        """End every group whose deadline has passed, or that has waited too long."""
+        """End every group whose deadline has passed, or that has waited too long for room.
+
+        What fits is admitted in between: who came during a long step has waited for the step, not for room.
+        """
         for group in [g for g in (*self.waiting, *self.active) if g.deadline <= now]:
             self.fail(group, DeadlineExceeded("the request's deadline passed"))
+        self.admit()
         for group in [g for g in self.waiting if g.submitted_at + self.limits.queue_timeout_s <= now]:
             self.fail(group, Overloaded("the worker has no room for this request", retry_after_s=1.0))
 

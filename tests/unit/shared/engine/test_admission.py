@@ -155,6 +155,18 @@ def test_a_wait_for_room_is_bounded() -> None:
     assert FOREVER == scheduler.next_deadline()
 
 
+def test_a_step_that_takes_longer_than_a_wait_for_room_refuses_nobody() -> None:
+    """Nobody looks at the queue during a step; who fits after it is admitted, however long ago it came."""
+    scheduler = make_scheduler(limits=make_limits(max_num_seqs=1, queue_timeout_s=3))
+    fits, waits = make_group(3), make_group(3)
+    for group, _ in (fits, waits):
+        group.submitted_at = 2.0
+        scheduler.add(group)
+    scheduler.expire(60.0)
+    assert [fits[0]] == scheduler.active
+    assert [Overloaded] == [type(e.error) for e in waits[1] if isinstance(e, Failed)]
+
+
 def test_an_ended_group_has_no_deadline() -> None:
     """Until its owner releases it, an expired group must not wake the engine again and again."""
     scheduler = make_scheduler()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
+from llguidance import LLParserLimits
 from torch import Tensor
 
 from router.text.tokenizer import TextTokenizer
@@ -252,6 +254,24 @@ def test_states_of_one_grammar_are_independent(compiler: GrammarCompiler, tokeni
         assert np.array_equal(fresh, compiler.start(grammar).allowed()) or number == 0
         compiler.start(Grammar(kind="regex", text=f"x{number}"))
     assert np.array_equal(fresh, compiler.start(grammar).allowed())
+
+
+def test_what_earlier_answers_used_up_is_not_missed_by_later_ones(
+    folder: Path, tokenizer: TextTokenizer
+) -> None:
+    """The states that a grammar's answers have met are kept for the next ones, up to a limit that all share."""
+    limits = LLParserLimits(max_lexer_states=1000, verbose_errors=False)
+    size = tokenizer.vocab_size
+    compiler = GrammarCompiler(
+        GrammarCompiler.load(folder, vocab_size=size, eos_token_ids=[]).tokenizer, limits
+    )
+    grammar = Grammar(kind="regex", text="[ab]*a[ab]{40}")
+    rng = Random(1)
+    for _ in range(8):
+        state = compiler.start(grammar)
+        for token in tokenizer.encode("".join(rng.choices("ab", k=150))):
+            assert state.allowed()[token]
+            assert state.advance([token])
 
 
 def test_a_neighbour_in_the_batch_is_not_touched(make_engine: MakeEngine, compiler: GrammarCompiler) -> None:
