@@ -1,5 +1,5 @@
 """`handoff bench`: `stages` compares prefill/decode split with unified on this host, `router` measures the router
-alone, `transfer` the KV transports, `load` any server.
+alone, `transfer` the KV transports, `kv-quant` quantised KV, `load` any server.
 
 A benchmark is no test: a missed goal is printed and the exit status stays 0; 1 means that there is no result.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -19,8 +18,9 @@ from rich.console import Console
 
 from loadtest.client import LoadClient
 from loadtest.metrics import SLO, RequestRecord, summarise
-from loadtest.report import json_line, print_json_line, print_report
+from loadtest.report import print_json_line, print_report
 from loadtest.traces import Scale
+from services.cli.bench_kv import kv_quant
 from services.cli.bench_load import (
     ClosedLoop,
     OpenLoop,
@@ -29,6 +29,7 @@ from services.cli.bench_load import (
     poisson_arrivals,
     trace_replay,
 )
+from services.cli.bench_options import ApiKey, JsonFile, Seed, no_result, write_json
 from services.cli.bench_router import Plan as RouterPlan
 from services.cli.bench_router import measure_router, print_router
 from services.cli.bench_stack import (
@@ -61,11 +62,7 @@ bench_app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ApiKey = Annotated[str | None, typer.Option(envvar="HANDOFF_API_KEY", help="Bearer token of requests.")]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", dir_okay=False, help="Write the result there as JSON too.")
-]
-Seed = Annotated[int, typer.Option(help="Seed of prompts and arrival times.")]
+bench_app.command("kv-quant")(kv_quant)
 
 
 @bench_app.command()
@@ -110,14 +107,14 @@ def stages(
                 )
             result = asyncio.run(measure(urls, plan, api_key=api_key))
     except (StackFailed, BenchFailed, httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-        raise _no_result("stages", exc) from exc
+        raise no_result("stages", exc) from exc
     console = Console()
     threads = None if all(given.values()) else compute.threads_per_worker
     host = {"cores": len(cores), "load_average_before": load_average, "threads_per_worker": threads}
     content = {"bench": "stages", **host, **result.to_dict()}
     print_result(console, result)
     print_json_line(console, content)
-    _write(json_file, content)
+    write_json(json_file, content)
 
 
 @contextmanager
@@ -182,11 +179,11 @@ def load(
 
         records = asyncio.run(send_all())
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-        raise _no_result("load", exc) from exc
+        raise no_result("load", exc) from exc
     facts = {"bench": "load", "url": url, **workload.facts}
     summary = summarise(records, SLO(_s(slo_ttft_ms), _s(slo_tpot_ms), _s(slo_e2el_ms)))
     print_report(Console(), summary, facts)
-    _write(json_file, {**facts, **summary.to_dict()})
+    write_json(json_file, {**facts, **summary.to_dict()})
 
 
 @bench_app.command()
@@ -213,14 +210,13 @@ def router(
         with sigterm_as_interrupt():
             result = measure_router(plan, folder, cores, os.environ)
     except (httpx.HTTPError, StackFailed, ModelError, OSError) as exc:
-        raise _no_result("router", exc) from exc
+        raise no_result("router", exc) from exc
     console = Console()
     host = {"cores": len(cores), "load_average_before": load_average}
     print_router(console, result)
     content = {"bench": "router", **host, **result.to_dict()}
     print_json_line(console, content)
-    if json_file is not None:
-        json_file.write_text(json_line(content) + "\n")
+    write_json(json_file, content)
 
 
 @bench_app.command()
@@ -240,12 +236,12 @@ def structured(
     try:
         tally = measure_structured(server, runs=runs, calls=calls, concurrency=concurrency, seed=seed)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as exc:
-        raise _no_result("structured", exc) from exc
+        raise no_result("structured", exc) from exc
     console = Console()
     content = {"bench": "structured", "url": url, "max_tokens": max_tokens, **tally.to_dict()}
     print_structured(console, tally)
     print_json_line(console, content)
-    _write(json_file, content)
+    write_json(json_file, content)
 
 
 @bench_app.command()
@@ -269,23 +265,13 @@ def transfer(
         plan = TransferPlan(tuple(float(size) for size in sizes.split(",")), runs)
         result = measure_transfer(plan, cores, transports.split(","), scattered=scattered)
     except (ValueError, OSError, EOFError, ServingError) as exc:
-        raise _no_result("transfer", exc) from exc
+        raise no_result("transfer", exc) from exc
     console = Console()
     host = {"cores": len(cores), "load_average_before": load_average, "scattered": scattered}
     content = {"bench": "transfer", **host, **result.to_dict()}
     print_transfer(console, result)
     print_json_line(console, content)
-    _write(json_file, content)
-
-
-def _write(json_file: Path | None, content: Mapping[str, object]) -> None:
-    if json_file is not None:
-        json_file.write_text(json_line(content) + "\n")
-
-
-def _no_result(command: str, exc: Exception) -> typer.Exit:
-    typer.echo(f"handoff bench {command}: {exc}", err=True)
-    return typer.Exit(1)
+    write_json(json_file, content)
 
 
 def _s(limit_ms: float | None) -> float | None:

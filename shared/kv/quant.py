@@ -89,7 +89,7 @@ class Quantiser:
             )
 
     def _groups(self, values: Float32, parts: Quantised) -> Iterator[tuple[Float32, Codes, Half, Half]]:
-        """All full groups at once: [groups, GROUP_TOKENS, channels]; then the rest. Scales have 1 for the tokens."""
+        """All full groups at once: [groups, GROUP_TOKENS, channels]; then the rest. Scales have 1 token."""
         codes = np.frombuffer(parts.codes, np.uint8).reshape(-1, self._channels)
         scales = np.frombuffer(parts.scales, np.float16).reshape(-1, 1, self._channels)
         offsets = np.frombuffer(parts.offsets, np.float16).reshape(-1, 1, self._channels)

@@ -15,12 +15,11 @@ import torch
 from shared.engine.blocks import BlockPool
 from shared.engine.engine import Engine
 from shared.engine.grammar import GrammarCompiler
-from shared.engine.kv_cache import CacheShape, KVCache, host_bytes
+from shared.engine.kv_access import kv_access
+from shared.engine.kv_cache import CacheShape, KVCache
 from shared.engine.runner import Runner
-from shared.engine.staged_views import StagedSink, StagedSource
 from shared.engine.step import Limits
-from shared.kv.block_views import BlockViews
-from shared.kv.shape import KvDtype, KvShape
+from shared.kv.shape import KvShape
 from shared.kv.source import KvSink, KvSource
 from shared.models.facts import ModelFacts, read_facts
 from shared.models.fingerprint import fingerprint
@@ -38,11 +37,6 @@ _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
-}
-_WIRE_DTYPES: dict[torch.dtype, KvDtype] = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
 }
 _CPU_POOL_BYTES = 4 << 30
 _FEWEST_POSITIONS = 2  # a prompt of one token and an answer of one
@@ -105,8 +99,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         num_blocks=shape.num_blocks,
         max_model_len=limits.max_model_len,
     )
-    kv_shape = KvShape(facts.num_layers, facts.num_kv_heads, facts.head_dim, _WIRE_DTYPES[dtype])
-    source, sink = _kv_access(cache)
+    kv = kv_access(cache)
     return Worker(
         role=role,
         name=settings.name or f"{role}-{os.getpid()}",
@@ -114,28 +107,14 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         model=model_name(folder),
         facts=facts,
         fingerprint=fingerprint(folder, dtype_name, KV_LAYOUT),
-        kv_shape=kv_shape,
+        kv_shape=kv.shape,
         limits=limits,
         pool=pool,
         engine=Engine(pool, limits, Runner(model, cache), facts.eos_token_ids),
         grammars=Grammars(partial(_grammar_compiler, folder, facts)),
-        kv_source=source,
-        kv_sink=sink,
+        kv_source=kv.source,
+        kv_sink=kv.sink,
     )
-
-
-def _kv_access(
-    cache: KVCache,
-) -> tuple[Callable[[Sequence[int]], KvSource], Callable[[Sequence[int]], KvSink]]:
-    """How a block table's KV is read for a hand-off and written from one: in place, or staged from a device."""
-    if cache.device.type != "cpu":
-        return partial(StagedSource, cache), partial(StagedSink, cache)
-    pool, shape = host_bytes(cache), cache.shape
-
-    def in_place(blocks: Sequence[int]) -> BlockViews:
-        return BlockViews(pool, blocks, shape.block_size, shape.row_bytes)
-
-    return in_place, in_place
 
 
 def _grammar_compiler(folder: Path, facts: ModelFacts) -> GrammarCompiler:

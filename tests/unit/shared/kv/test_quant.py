@@ -93,7 +93,9 @@ def test_no_number_is_further_off_than_stated(
 def test_scales_are_as_fine_as_the_numbers_allow(wire: WireFormat, seed: int) -> None:
     """A channel's scale covers its own range in its own group of tokens and little more."""
     rng = np.random.default_rng(seed)
-    values = rng.standard_normal((2 * GROUP_TOKENS, 4)).astype(np.float32) * np.float32([1, 10, 100, 1000])
+    values = rng.standard_normal((2 * GROUP_TOKENS, 4)).astype(np.float32) * np.array(
+        [1, 10, 100, 1000], np.float32
+    )
     quantised, _ = there_and_back(as_bytes(values, "F32"), KvShape(1, 1, 4, "F32"), wire)
 
     scales = np.frombuffer(quantised.scales, np.float16).reshape(2, 4).astype(np.float32)
@@ -148,7 +150,7 @@ def test_scales_that_are_not_finite_are_refused(part: str) -> None:
 
 def test_largest_halves_stay_finite() -> None:
     """Rounding up the largest float16 gives the largest float16."""
-    values = np.float32([[65504, -65504], [65000, 65504], [0, 65504]])
+    values = np.array([[65504, -65504], [65000, 65504], [0, 65504]], np.float32)
     _, result = there_and_back(as_bytes(values, "F16"), KvShape(1, 1, 2, "F16"), "int8")
     assert np.isfinite(to_float32(result, "F16")).all()
 

@@ -1,0 +1,44 @@
+"""How a hand-off reads and writes the cache: in place in host memory, or staged from and to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from shared.engine.kv_cache import KVCache, host_bytes
+from shared.engine.staged_views import StagedSink, StagedSource
+from shared.kv.block_views import BlockViews
+from shared.kv.shape import KvDtype, KvShape
+from shared.kv.source import KvSink, KvSource
+
+_WIRE_DTYPES: dict[torch.dtype, KvDtype] = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+}
+
+
+@dataclass(frozen=True)
+class KvAccess:
+    """source, sink: of the sequence with this block table."""
+
+    shape: KvShape
+    source: Callable[[Sequence[int]], KvSource]
+    sink: Callable[[Sequence[int]], KvSink]
+
+
+def kv_access(cache: KVCache) -> KvAccess:
+    """The way to this cache's KV."""
+    shape = cache.shape
+    kv_shape = KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, _WIRE_DTYPES[shape.dtype])
+    if cache.device.type != "cpu":
+        return KvAccess(kv_shape, partial(StagedSource, cache), partial(StagedSink, cache))
+    pool = host_bytes(cache)
+
+    def in_place(blocks: Sequence[int]) -> BlockViews:
+        return BlockViews(pool, blocks, shape.block_size, shape.row_bytes)
+
+    return KvAccess(kv_shape, in_place, in_place)
