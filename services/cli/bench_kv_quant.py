@@ -112,8 +112,8 @@ def print_kv_quant(console: Console, result: Result) -> None:
     """The table."""
     rows: Mapping[str, Callable[[_Total], str]] = {
         "bytes saved": lambda total: f"{total.saved_share:.1%}",
-        "quantise, GB/s of KV": lambda total: f"{total.quantise_bytes_per_s / 1e9:.2f}",
-        "dequantise, GB/s of KV": lambda total: f"{total.dequantise_bytes_per_s / 1e9:.2f}",
+        "quantise, GB of KV per CPU second": lambda total: f"{total.quantise_bytes_per_s / 1e9:.2f}",
+        "dequantise, GB of KV per CPU second": lambda total: f"{total.dequantise_bytes_per_s / 1e9:.2f}",
         "saves time on links below": lambda total: f"{total.pays_below_bytes_per_s * 8 / 1e9:.1f} Gbit/s",
         "equal greedy answers": lambda total: f"{total.equal_answers} of {total.num_answers}",
         "equal tokens": lambda total: f"{total.equal_tokens} of {total.num_tokens}",

@@ -28,7 +28,7 @@ class QuantError:
 
     logit: the largest difference of any logit. num_equal: of `num_tokens` positions, those whose best token is the
     same; if all are, a greedy answer is too. kv_bytes: K and V as they are; wire_bytes: as they would travel.
-    quantise_s, dequantise_s: of all of it, on one core.
+    quantise_s, dequantise_s: CPU time, for all of it.
     """
 
     wire: WireFormat
@@ -92,11 +92,11 @@ class QuantProbe:
         sink = self._kv.sink(self._blocks)
         quantise_s = dequantise_s = 0.0
         for (layer, kind), content in exact.items():
-            began = time.perf_counter()
+            began = time.thread_time()
             quantiser.quantise(memoryview(content), quantised)
-            between = time.perf_counter()
+            between = time.thread_time()
             quantiser.dequantise(quantised, result)
-            dequantise_s += time.perf_counter() - between
+            dequantise_s += time.thread_time() - between
             quantise_s += between - began
             at = 0
             for view in sink.views(layer, kind, 0, num_prompt):
