@@ -11,7 +11,7 @@ Foreign errors (httpx, safetensors, torch, ...) are converted once, at the bound
     ├── TooLarge
     ├── Overloaded ─ Unavailable
     ├── HandoffError ─ ManifestMismatch, ReservationGone, DigestMismatch
-    ├── BackendError ─ BackendTimeout
+    ├── BackendError ─ BackendTimeout, TransportFailed
     ├── DeadlineExceeded
     └── EngineFault
 """
@@ -139,6 +139,12 @@ class BackendTimeout(BackendError):
 
     code = "backend_timeout"
     http_status = 504
+
+
+class TransportFailed(BackendError):
+    """KV cannot go this way between these two workers, though they talk to each other; another way may do."""
+
+    code = "transport_failed"
 
 
 class DeadlineExceeded(ServingError):

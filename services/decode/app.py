@@ -18,7 +18,7 @@ from shared.asgi.openapi import json_body
 from shared.asgi.stream import NDJSON, OwnedStream
 from shared.kv.limits import ReceiveLimits
 from shared.kv.receiver import KvListener
-from shared.kv.transports.choice import usable
+from shared.kv.transports.choice import offered
 from shared.observability import Metrics
 from shared.wire import DecodeRequest, StopChoices
 from shared.worker.assemble import Worker
@@ -46,6 +46,7 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
 
     @asynccontextmanager
     async def open_listener(app: FastAPI) -> AsyncIterator[None]:
+        offer = offered(settings.kv_transports)
         listener = KvListener(
             settings.host,
             settings.kv_port,
@@ -53,7 +54,8 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
             secret=secret.encode(),
             limits=limits,
             on_end=own_metrics.put_ended,
-            transports=[transport.name for transport in usable(settings.kv_transports)],
+            transports=offer.transports,
+            nixl=offer.nixl,
         )
         app.state.kv_listener = listener
         listener.start()

@@ -21,7 +21,7 @@ class DecodeSettings(WorkerSettings):
     kv_transports: str = Field(
         DEFAULT,
         pattern=PATTERN,
-        description="How KV may come: shm and unix from the same host, tcp from anywhere (always offered).",
+        description="How KV may come: shm, unix (same host), nixl (an extra), tcp (always offered).",
     )
     max_receives: int = Field(
         32, ge=1, le=1024, description="Hand-offs received at a time; each has a thread."

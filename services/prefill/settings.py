@@ -20,7 +20,7 @@ class PrefillSettings(WorkerSettings):
     kv_transports: str = Field(
         DEFAULT,
         pattern=PATTERN,
-        description="How KV may travel, the most wanted first: shm and unix on one host, tcp anywhere.",
+        description="How KV may travel, the most wanted first, of shm, unix (one host), nixl (an extra), tcp.",
     )
     kv_shm_bytes: int = Field(
         DEFAULT_SHM_BYTES,

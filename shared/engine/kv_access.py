@@ -11,7 +11,8 @@ import torch
 from shared.engine.kv_cache import KVCache, host_bytes
 from shared.engine.staged_views import StagedSink, StagedSource
 from shared.kv.block_views import BlockViews
-from shared.kv.shape import KvDtype, KvShape
+from shared.kv.pool_memory import PoolMemory
+from shared.kv.shape import KINDS, KvDtype, KvShape
 from shared.kv.source import KvSink, KvSource
 
 _WIRE_DTYPES: dict[torch.dtype, KvDtype] = {
@@ -23,11 +24,12 @@ _WIRE_DTYPES: dict[torch.dtype, KvDtype] = {
 
 @dataclass(frozen=True)
 class KvAccess:
-    """source, sink: of the sequence with this block table."""
+    """source, sink: of the sequence with this block table. memory: where the pool lies, if that is host memory."""
 
     shape: KvShape
     source: Callable[[Sequence[int]], KvSource]
     sink: Callable[[Sequence[int]], KvSink]
+    memory: PoolMemory | None = None
 
 
 def kv_access(cache: KVCache) -> KvAccess:
@@ -41,4 +43,5 @@ def kv_access(cache: KVCache) -> KvAccess:
     def in_place(blocks: Sequence[int]) -> BlockViews:
         return BlockViews(pool, blocks, shape.block_size, shape.row_bytes)
 
-    return KvAccess(kv_shape, in_place, in_place)
+    regions = tuple(pool(layer, kind) for layer in range(shape.num_layers) for kind in KINDS)
+    return KvAccess(kv_shape, in_place, in_place, PoolMemory(regions, shape.block_size))

@@ -55,7 +55,7 @@ class _Plan:
 
 
 class BlockViews:
-    """A sequence's KV in a pool. Implements KvSource, KvSink and Scattered.
+    """A sequence's KV in a pool. Implements KvSource, KvSink, Scattered and InBlocks.
 
     pool: (layer, kind) -> flat view of format "B" over that layer's K or V; read-only will do to send.
     block_table: blocks of the sequence from position 0 on; it may grow, but not change.
@@ -76,6 +76,11 @@ class BlockViews:
         """The bytes of [end - start, K, D] in the pool, in order of position."""
         pool = self._pool(layer, kind)
         return [pool[span] for span in self._spans_of(start, end)]
+
+    def blocks(self, start: int, end: int) -> Sequence[int]:
+        """The blocks that hold these positions."""
+        size = self._block_size
+        return self._block_table[start // size : -(-end // size)]
 
     def chunk_filled(self, start: int, end: int) -> None:
         """Nothing to do: the bytes are where they belong."""

@@ -7,7 +7,8 @@ Digests are checked when the trailer is complete. Every failure is final for the
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,23 +38,16 @@ Receive = Callable[[Sequence[memoryview], Section], int]
 
 
 class Slots(Protocol):
-    """How the bytes of chunks arrive if not in the stream itself: in slots of memory that the sender fills."""
-
-    @property
-    def slot_bytes(self) -> int:
-        """Most bytes of a slot."""
-        ...
+    """How the bytes of chunks arrive if not in the stream itself."""
 
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """How long the stream of this blob is."""
         ...
 
-    def next(self, num_bytes: int, section: Section) -> memoryview:
-        """Wait for the next slot, which holds `num_bytes`."""
-        ...
-
-    def done(self) -> None:
-        """The slot's bytes are where they belong: the sender may fill it again."""
+    def chunk(
+        self, parts: Sequence[KvPart], row_bytes: int, section: Section
+    ) -> Generator[tuple[list[Piece], memoryview]]:
+        """One chunk in file order: batches, and memory that holds the bytes of each until the next is asked for."""
         ...
 
 
@@ -147,10 +141,9 @@ class BlobDecoder:
         digests = Digests(len(parts))
         section = Section(sum(part.nbytes for part in parts))
         if self._slots is not None:
-            for batch in cut(parts, layout.row_bytes, self._slots.slot_bytes, None):
-                memory = self._slots.next(target.nbytes(batch), section)
-                target.copy_in(batch, memory, digests)
-                self._slots.done()
+            with closing(self._slots.chunk(parts, layout.row_bytes, section)) as batches:
+                for batch, memory in batches:
+                    target.copy_in(batch, memory, digests)
         else:
             for batch in cut(parts, layout.row_bytes):
                 if target.scattered:

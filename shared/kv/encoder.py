@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv.layout import BlobLayout
 from shared.kv.pieces import ChunkBytes, Digests, Scratch, cut
+from shared.kv.pool_memory import InBlocks
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSource
 
@@ -60,6 +61,16 @@ class BlobEncoder:
             content.copy_out(batch, next_slot()[:num_bytes], digests)
             yield num_bytes
         self._digests += digests.values
+
+    def blocks(self, index: int) -> tuple[Sequence[int], int]:
+        """Where a chunk lies in the pool, for a peer that reads it there, and its length. `chunk` digests it.
+
+        Raises InvariantBroken if the source's bytes are not in blocks.
+        """
+        if not isinstance(self._source, InBlocks):
+            raise InvariantBroken("the source does not lie in blocks")
+        start, end = self._layout.manifest.chunks[index]
+        return self._source.blocks(start, end), sum(part.nbytes for part in self._layout.chunks[index])
 
     def trailer(self, first: FirstTokens) -> list[Buffer]:
         """First tokens, their flags, and the digests of everything."""

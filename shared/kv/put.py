@@ -16,6 +16,7 @@ from http import HTTPStatus
 from shared.errors import InvalidRequest, ManifestMismatch, ReservationGone, TooLarge, Unauthorized
 from shared.kv.answers import NotAPut, answer_of, say_and_keep, say_last_word
 from shared.kv.book import Claim, ReceiveBook, Received
+from shared.kv.carrier import Body, Carrier
 from shared.kv.decoder import BlobDecoder, Section
 from shared.kv.http_head import CONTINUE, RequestHead
 from shared.kv.layout import total_bytes_bounds
@@ -23,8 +24,6 @@ from shared.kv.limits import Pace, ReceiveLimits
 from shared.kv.peer import Peer
 from shared.kv.stream import Interrupted
 from shared.kv.ticket import KV_PATH, TICKET_HEADER, Ticket
-from shared.kv.transports import shm
-from shared.kv.transports.shm import MappedSegment
 
 _PATH = re.compile(re.escape(KV_PATH) + r"([A-Za-z0-9._-]{1,128})")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -99,7 +98,7 @@ class _Put:
         self._book = book
         self._secret = secret
         self._limits = limits
-        self._segment: MappedSegment | None = None
+        self._carrier: Carrier | None = None
         self._aborted = False
 
     def receive(self) -> None:
@@ -110,11 +109,11 @@ class _Put:
                 head, early = self._peer.read_head(self._limits.max_head_bytes, deadline)
             length = self._check_head(head)
             ticket = self._check_ticket(head)
-            self._segment = self._peer.segment_for(head)
+            self._carrier = self._peer.carrier_for(head)
         finally:
             self._peer.drop_descriptors()
-        if self._segment is not None:
-            self.transport = shm.NAME
+        if self._carrier is not None:
+            self.transport = self._carrier.name
         claim = self._book.claim(ticket)
         try:
             self._fill(claim, head, length, early)
@@ -147,7 +146,7 @@ class _Put:
         least, most = total_bytes_bounds(claim.expected, self._limits.max_header_bytes)
         if length > most:
             raise TooLarge(f"the KV of this reservation is at most {most} bytes long")
-        if length < least and self._segment is None:
+        if length < least and self._carrier is None:
             raise ManifestMismatch(f"the KV of this reservation is at least {least} bytes long")
         if len(early) > length:
             raise InvalidRequest("more came than Content-Length says")
@@ -178,12 +177,13 @@ class _Put:
             left = left[taken:]
             return taken
 
+        body = Body(receive, pace.deadline, self._stream)
         decoder = BlobDecoder(
             claim.expected,
             claim.sink,
             total_bytes=length,
             max_header_bytes=self._limits.max_header_bytes,
-            slots=None if self._segment is None else shm.SegmentSlots(self._segment, receive),
+            slots=None if self._carrier is None else self._carrier.slots(body),
             scratch=self._peer.scratch,
         )
         return decoder.read(receive)

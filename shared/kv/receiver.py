@@ -21,7 +21,8 @@ from shared.kv.peer import Peer
 from shared.kv.put import PutReport, serve_put
 from shared.kv.stream import Interrupted, Stream
 from shared.kv.ticket import kv_url
-from shared.kv.transports import shm, tcp, unix
+from shared.kv.transports import nixl_wire, shm, tcp, unix
+from shared.kv.transports.nixl_peers import NixlPeers
 
 _OUT_OF_RESOURCES_WAIT_S = 0.2
 
@@ -59,7 +60,8 @@ class KvListener:
     """Listens from construction on; accepts between `start` and `close`.
 
     host: a name or address of this host. port: 0 for any free one; `port` tells which.
-    transports: what may be offered beside TCP, which always is. `offer` says what is.
+    transports: what may be offered beside TCP, which always is. `offer` says what is. nixl: if that is offered too;
+    it is closed with the listener.
     on_end: told of every PUT, from the thread that served it; must not raise or block.
     """
 
@@ -73,6 +75,7 @@ class KvListener:
         limits: ReceiveLimits,
         on_end: Callable[[PutReport], None],
         transports: Iterable[str] = (),
+        nixl: NixlPeers | None = None,
     ) -> None:
         self._book = book
         self._secret = secret
@@ -88,7 +91,8 @@ class KvListener:
         self._host_id = unix.host_id() if local else None
         if self._host_id is None:
             local = []
-        self._transports = (*local, tcp.NAME)
+        self._nixl = nixl
+        self._transports = (*local, *([nixl_wire.NAME] if nixl else []), tcp.NAME)
         self._kv_socket = unix.new_name() if local else None
         try:
             self._sockets[tcp.NAME] = tcp.listen(host, port)
@@ -136,6 +140,8 @@ class KvListener:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._close_sockets()
+        if self._nixl is not None:
+            self._nixl.close()
         return not any(thread.is_alive() for thread in threads)
 
     def _close_sockets(self) -> None:
@@ -182,7 +188,7 @@ class KvListener:
                 elif not unix.is_own_user(sock):
                     sock.close()
                     return
-                served = _Served(Peer(Stream(sock), transport))
+                served = _Served(Peer(Stream(sock), transport, self._nixl))
                 thread = threading.Thread(
                     target=self._run, args=(group, target, served), name="kv", daemon=True
                 )

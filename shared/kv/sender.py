@@ -18,6 +18,7 @@ from shared.errors import (
     HandoffError,
     Overloaded,
     ServingError,
+    TransportFailed,
     Unauthorized,
     error_table,
 )
@@ -33,7 +34,8 @@ from shared.kv.ticket import KV_PATH, TICKET_HEADER, ticket_of
 from shared.kv.transports.base import Connection, Transport, TransportUnavailable
 from shared.wire import ErrorBody, Handoff, Sent
 
-_PASSED_ON = (HandoffError, Overloaded, Unauthorized)
+_PASSED_ON = (HandoffError, Overloaded, TransportFailed, Unauthorized)
+_AVOID_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class _Stale(Exception):
 class KvSender:
     """Sends hand-offs of one prefill process. Thread-safe.
 
-    transports: in order of preference. Of those that the reservation offers, the first that connects is used.
+    transports: in order of preference. Of those that the reservation offers, the first that connects is used; one
+    that then fails between these two workers is avoided for a while. They are closed with the sender.
     """
 
     def __init__(self, secret: bytes, transports: Sequence[Transport], timeouts: SendTimeouts) -> None:
@@ -74,6 +77,7 @@ class KvSender:
         self._transports = transports
         self._timeouts = timeouts
         self._connections = ConnectionPool()
+        self._avoid: dict[tuple[str, str], float] = {}
 
     def send(self, send: Send) -> Sent:
         """Send KV and first tokens to the issuer of a verified ticket; returns when decode has injected them.
@@ -88,19 +92,23 @@ class KvSender:
         with _foreign_errors(send.progress):
             for transport in self._transports:
                 address = transport.address(ticket) if transport.name in send.handoff.transports else None
-                if address is None:
+                if address is None or time.monotonic() < self._avoid.get((transport.name, address), 0.0):
                     continue
                 try:
                     return self._send_over(transport, address, send, layout)
-                except (TransportUnavailable, _CouldNotConnect) as exc:
+                except (TransportUnavailable, TransportFailed, _CouldNotConnect) as exc:
                     failure = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
+                    if isinstance(exc, TransportFailed):
+                        self._avoid[transport.name, address] = time.monotonic() + _AVOID_S
             if isinstance(failure, TransportUnavailable):
                 raise BackendError(str(failure)) from failure
             raise failure
 
     def close(self) -> None:
-        """Close kept connections. Sends that are under way end by their own."""
+        """Close kept connections and the transports. Call it when no send is under way any more."""
         self._connections.close()
+        for transport in self._transports:
+            transport.close()
 
     def _send_over(self, transport: Transport, address: str, send: Send, layout: BlobLayout) -> Sent:
         """Over a kept connection, or a new one. Raises _CouldNotConnect, TransportUnavailable."""
@@ -213,6 +221,7 @@ class _Put:
         }
 
     def _read_answer(self, *, kept: bool) -> Answer:
+        self._connection.await_answer(self._timeouts.io_s)
         answer = read_response(self._stream, time.monotonic() + self._timeouts.io_s)
         if answer is not None:
             return answer

@@ -146,6 +146,14 @@ class Stream:
         finally:
             self._poll.unregister(descriptor)
 
+    def pause(self, seconds: float) -> None:
+        """Wait a moment for something that wakes nobody. Raises ConnectionResetError if the peer has left."""
+        time.sleep(seconds)
+        self.check_interrupted()
+        self._poll.modify(self._sock, select.POLLRDHUP)
+        if any(fd == self._sock.fileno() for fd, _ in self._poll.poll(0)):
+            raise ConnectionResetError("the peer has left")
+
     def wait_readable(self, deadline: float) -> bool:
         """Block until the peer speaks (True) or has left (False)."""
         while True:

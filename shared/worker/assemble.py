@@ -19,6 +19,7 @@ from shared.engine.kv_access import kv_access
 from shared.engine.kv_cache import CacheShape, KVCache
 from shared.engine.runner import Runner
 from shared.engine.step import Limits
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.shape import KvShape
 from shared.kv.source import KvSink, KvSource
 from shared.models.facts import ModelFacts, read_facts
@@ -59,6 +60,7 @@ class Worker:
     grammars: Grammars
     kv_source: Callable[[Sequence[int]], KvSource]
     kv_sink: Callable[[Sequence[int]], KvSink]
+    pool_memory: PoolMemory | None = None
 
 
 def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Callable[[str], None]) -> Worker:
@@ -114,6 +116,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         grammars=Grammars(partial(_grammar_compiler, folder, facts)),
         kv_source=kv.source,
         kv_sink=kv.sink,
+        pool_memory=kv.memory,
     )
 
 

@@ -36,7 +36,7 @@ class Connection:
         return {}
 
     def body_bytes(self, layout: BlobLayout) -> int:
-        """Length of the PUT's body."""
+        """Length of the PUT's body. Raises TransportUnavailable for KV that cannot go this way."""
         return layout.total_bytes
 
     def send_head(self, head: bytes, deadline: float) -> None:
@@ -47,6 +47,9 @@ class Connection:
         """Send a chunk that is computed. io_s: for the peer to take one batch of it."""
         for batch in encoder.chunk(index):
             self.stream.send_all(batch, time.monotonic() + io_s)
+
+    def await_answer(self, io_s: float) -> None:
+        """Wait for what the peer does before it can answer. io_s: for each sign of progress."""
 
     def close(self) -> None:
         """Give everything back."""
@@ -71,4 +74,8 @@ class Transport(Protocol):
 
     def connect(self, address: str, deadline: float, interrupting: Interrupting) -> Connection:
         """Raises OSError, TransportUnavailable, and what `interrupting` raises."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the self-test made. All connections are closed."""
         ...

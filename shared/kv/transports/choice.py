@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import structlog
 
-from shared.kv.transports import shm, tcp, unix
+from shared.kv.pool_memory import PoolMemory
+from shared.kv.transports import nixl_wire, shm, tcp, unix
 from shared.kv.transports.base import Transport, TransportUnavailable
+from shared.kv.transports.nixl import NixlTransport
+from shared.kv.transports.nixl_agent import NixlAgent
+from shared.kv.transports.nixl_peers import NixlPeers
 from shared.kv.transports.shm import SegmentBudget, ShmTransport
 from shared.kv.transports.tcp import TcpTransport
 from shared.kv.transports.unix import UnixTransport
@@ -16,13 +22,17 @@ log = structlog.get_logger()
 
 DEFAULT = "shm,unix,tcp"
 # For the settings of both sides: a list of distinct names.
-PATTERN = r"^(shm|unix|tcp)(,(shm|unix|tcp)){0,2}$"
+PATTERN = r"^(nixl|shm|unix|tcp)(,(nixl|shm|unix|tcp)){0,3}$"
 DEFAULT_SHM_BYTES = 64 * 1024 * 1024
 
 
-def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES) -> list[Transport]:
-    """The named transports that pass their self-test; says in the log which do not, and why."""
+def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES, pool: PoolMemory | None = None) -> list[Transport]:
+    """The named transports that pass their self-test; says in the log which do not, and why.
+
+    pool: what is sent from, if it lies in host memory.
+    """
     make: dict[str, Callable[[], Transport]] = {
+        nixl_wire.NAME: lambda: NixlTransport(pool),
         shm.NAME: lambda: ShmTransport(SegmentBudget(shm_bytes)),
         unix.NAME: UnixTransport,
         tcp.NAME: TcpTransport,
@@ -30,10 +40,38 @@ def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES) -> list[Transport]:
     passed = []
     for name in dict.fromkeys(names.split(",")):
         transport = make[name]()
-        try:
+        with _told(name):
             transport.self_test()
-        except TransportUnavailable as exc:
-            log.warning("kv_transport_unavailable", transport=name, reason=str(exc))
-        else:
             passed.append(transport)
     return passed
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What a receiving process can take: arguments of shared.kv.receiver.KvListener."""
+
+    transports: tuple[str, ...]
+    nixl: NixlPeers | None
+
+
+def offered(names: str) -> Offered:
+    """The named transports that pass their self-test, for the receiving side."""
+    wanted = dict.fromkeys(names.split(","))
+    peers = None
+    if nixl_wire.NAME in wanted:
+        del wanted[nixl_wire.NAME]
+        with _told(nixl_wire.NAME):
+            agent = NixlAgent()
+            agent.check()
+            peers = NixlPeers(agent)
+    others = usable(",".join(wanted)) if wanted else []
+    return Offered(tuple(transport.name for transport in others), peers)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """A transport that does not work here is no failure, but the log says so."""
+    try:
+        yield
+    except TransportUnavailable as exc:
+        log.warning("kv_transport_unavailable", transport=name, reason=str(exc))

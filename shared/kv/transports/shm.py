@@ -14,12 +14,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 from shared.errors import InvalidRequest, ManifestMismatch
+from shared.kv.carrier import Body
 from shared.kv.decoder import Receive, Section
 from shared.kv.encoder import BlobEncoder
-from shared.kv.layout import BlobLayout
+from shared.kv.layout import BlobLayout, KvPart
+from shared.kv.pieces import Piece, cut
 from shared.kv.segment import Segment, SegmentShape, attach, create
 from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket
@@ -100,6 +102,9 @@ class ShmTransport:
             raise TransportUnavailable("there is no shared memory") from exc
         return SegmentConnection(stream, segment, lambda: self._budget.give_back(segment.shape.nbytes))
 
+    def close(self) -> None:
+        """Nothing is left but what connections hold."""
+
 
 class SegmentConnection(Connection):
     """A connection with the segment that it fills."""
@@ -154,9 +159,15 @@ class SegmentConnection(Connection):
 class MappedSegment:
     """Receiver's side of one connection's segment; its position goes on from PUT to PUT."""
 
+    name = NAME
+
     def __init__(self, descriptors: list[int], shape: SegmentShape) -> None:
         self.segment = attach(descriptors, shape)
         self.num_emptied = 0
+
+    def slots(self, body: Body) -> SegmentSlots:
+        """For one PUT."""
+        return SegmentSlots(self, body.receive)
 
     def close(self) -> None:
         """Unmap it."""
@@ -170,19 +181,26 @@ class SegmentSlots:
         self._mapped = mapped
         self._receive = receive
 
-    @property
-    def slot_bytes(self) -> int:
-        """Most bytes of a slot."""
-        return self._mapped.segment.shape.slot_bytes
-
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """Header, lengths and trailer. Raises ManifestMismatch for rows that no slot can hold."""
-        if layout.row_bytes > self.slot_bytes:
+        if layout.row_bytes > self._mapped.segment.shape.slot_bytes:
             raise ManifestMismatch("a slot is smaller than one row of KV")
         return body_bytes(header_bytes, layout, self._mapped.segment.shape)
 
-    def next(self, num_bytes: int, section: Section) -> memoryview:
-        """Wait until the sender says that the next slot is filled. Raises ManifestMismatch."""
+    def chunk(
+        self, parts: Sequence[KvPart], row_bytes: int, section: Section
+    ) -> Generator[tuple[list[Piece], memoryview]]:
+        """Batches as the sender fills slots with them. Raises ManifestMismatch."""
+        segment = self._mapped.segment
+        for batch in cut(parts, row_bytes, segment.shape.slot_bytes, None):
+            num_bytes = sum([piece.end - piece.start for piece in batch]) * row_bytes
+            self._wait_filled(num_bytes, section)
+            yield batch, segment.slot(self._mapped.num_emptied)[:num_bytes]
+            # Its bytes are where they belong: the sender may fill it again.
+            self._mapped.num_emptied += 1
+            os.eventfd_write(segment.emptied_fd, 1)
+
+    def _wait_filled(self, num_bytes: int, section: Section) -> None:
         length = bytearray(_LENGTH.size)
         filled = 0
         while filled < len(length):
@@ -193,12 +211,6 @@ class SegmentSlots:
         if _LENGTH.unpack(length)[0] != num_bytes:
             raise ManifestMismatch("a batch has not the length that the manifest implies")
         section.taken_bytes += num_bytes
-        return self._mapped.segment.slot(self._mapped.num_emptied)[:num_bytes]
-
-    def done(self) -> None:
-        """Let the sender fill the slot again."""
-        self._mapped.num_emptied += 1
-        os.eventfd_write(self._mapped.segment.emptied_fd, 1)
 
 
 def body_bytes(header_bytes: int, layout: BlobLayout, shape: SegmentShape) -> int:

@@ -54,6 +54,9 @@ class TcpTransport:
             return Connection(stream)
         raise refused
 
+    def close(self) -> None:
+        """Nothing is left but what connections hold."""
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. host: a name or address of this host; port: 0 for any free one. Raises OSError."""

@@ -55,6 +55,9 @@ class UnixTransport:
         """To a process of the same user."""
         return Connection(connect(address, deadline, interrupting))
 
+    def close(self) -> None:
+        """Nothing is left but what connections hold."""
+
 
 def connect(name: str, deadline: float, interrupting: Interrupting) -> Stream:
     """A stream to the process that listens to an abstract name. Raises OSError, TransportUnavailable."""

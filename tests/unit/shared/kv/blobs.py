@@ -11,6 +11,7 @@ from shared.kv.decoder import BlobDecoder, Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Expected, Manifest, plan_chunks, token_hash
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import FirstTokens
 from shared.kv.shape import KINDS, Kind, KvShape
 
@@ -41,6 +42,16 @@ class Pool:
     def views(self) -> BlockViews:
         """Source or sink over the sequence's blocks."""
         return BlockViews(self._memory, self.block_table, self.block_size, self.shape.row_bytes)
+
+    def memory(self) -> PoolMemory:
+        """Where it lies."""
+        return PoolMemory(tuple(self._memory(layer, kind) for layer, kind in self.buffers), self.block_size)
+
+    def refill(self, seed: int) -> None:
+        """Other random bytes, in the same place."""
+        rng = random.Random(seed)
+        for buffer in self.buffers.values():
+            buffer[:] = rng.randbytes(len(buffer))
 
     def content(self, start: int = 0) -> list[bytes]:
         """The bytes of [start, num_tokens) for each layer's K and V."""

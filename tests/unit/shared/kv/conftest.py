@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,6 +14,15 @@ from shared.kv.book import ReceiveBook
 from shared.kv.limits import ReceiveLimits
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
+from shared.kv.sender import KvSender, SendTimeouts
+from shared.kv.transports.base import Transport
+from shared.kv.transports.nixl import NixlTransport
+from shared.kv.transports.nixl_agent import NixlAgent
+from shared.kv.transports.nixl_peers import NixlPeers
+from shared.kv.transports.shm import SegmentBudget, ShmTransport
+from shared.kv.transports.tcp import TcpTransport
+from shared.kv.transports.unix import UnixTransport
+from tests.unit.shared.kv.blobs import Pool
 
 SECRET = b"a shared secret"
 
@@ -19,7 +30,7 @@ SECRET = b"a shared secret"
 class Listening:
     """A started listener and the reports of its PUTs."""
 
-    def __init__(self, book: ReceiveBook, limits: ReceiveLimits) -> None:
+    def __init__(self, book: ReceiveBook, limits: ReceiveLimits, nixl: NixlAgent | None) -> None:
         self.reports: list[PutReport] = []
         self.reported = threading.Semaphore(0)
         self.listener = KvListener(
@@ -30,6 +41,7 @@ class Listening:
             limits=limits,
             on_end=self._on_end,
             transports=("shm", "unix"),
+            nixl=NixlPeers(nixl) if nixl else None,
         )
         self.listener.start()
         self.port = self.listener.port
@@ -45,19 +57,60 @@ class Listening:
 
 
 Listen = Callable[..., Listening]
+SenderOver = Callable[..., KvSender]
+
+
+@dataclass(frozen=True)
+class Agents:
+    """Two sides of NIXL in one process, made once: starting one takes most of a second."""
+
+    sending: NixlAgent
+    receiving: NixlAgent
+
+
+@pytest.fixture(scope="session")
+def nixl() -> Agents:
+    """Skips where the extra is not installed."""
+    if importlib.util.find_spec("nixl_cu12") is None:
+        pytest.skip("the extra handoff[nixl] is not installed")
+    return Agents(NixlAgent(), NixlAgent())
 
 
 @pytest.fixture
-def listen() -> Iterator[Listen]:
-    """Start listeners on port 0; all are closed, and all their threads gone, at the end of the test."""
+def listen(request: pytest.FixtureRequest) -> Iterator[Listen]:
+    """Start listeners on port 0; all are closed, and all their threads gone, at the end of the test.
+
+    They offer NIXL too in a test that has asked for it.
+    """
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    wanted = "nixl" in request.fixturenames or parameters.get("name") == "nixl"
+    agents: Agents | None = request.getfixturevalue("nixl") if wanted else None
     before = set(threading.enumerate())
     with ExitStack() as stack:
 
         def start(book: ReceiveBook, limits: ReceiveLimits | None = None) -> Listening:
-            listening = Listening(book, limits or ReceiveLimits())
+            listening = Listening(book, limits or ReceiveLimits(), agents.receiving if agents else None)
             stack.callback(listening.listener.close)
             return listening
 
         yield start
     assert before == set(threading.enumerate()) | before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("kv")]
+
+
+@pytest.fixture
+def sender_to(name: str, request: pytest.FixtureRequest) -> SenderOver:
+    """Makes a sender over the transport in turn, for sources in the given pool. The caller closes it."""
+
+    def make(pool: Pool, timeouts: SendTimeouts | None = None) -> KvSender:
+        made: dict[str, Callable[[], Transport]] = {
+            "nixl": lambda: NixlTransport(pool.memory(), request.getfixturevalue("nixl").sending),
+            "shm": lambda: ShmTransport(SegmentBudget(32 << 20)),
+            "unix": UnixTransport,
+            "tcp": TcpTransport,
+        }
+        transport = made[name]()
+        transport.self_test()
+        return KvSender(SECRET, [transport], timeouts or SendTimeouts())
+
+    return make

@@ -12,8 +12,8 @@ from shared.kv.layout import BlobLayout
 from shared.kv.sender import Send
 from shared.kv.shape import KvShape
 from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
-from tests.unit.shared.kv.conftest import Listen
-from tests.unit.shared.kv.transfer import TRANSPORTS, finished, granted, reservation, sender_over
+from tests.unit.shared.kv.conftest import Listen, SenderOver
+from tests.unit.shared.kv.transfer import TRANSPORTS, finished, granted, reservation
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=4, head_dim=64, dtype="BF16")
 NUM_TOKENS = 8192
@@ -23,7 +23,9 @@ MOST_BYTES = 3 * 1024 * 1024
 @pytest.mark.parametrize("block_size", [16, 256])
 @pytest.mark.parametrize("chunk_size", [0, 512])
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_temporary_memory_is_bounded(listen: Listen, name: str, chunk_size: int, block_size: int) -> None:
+def test_temporary_memory_is_bounded(
+    listen: Listen, sender_to: SenderOver, chunk_size: int, block_size: int
+) -> None:
     """Both sides together need under 3 MiB beyond the pools for 32 MiB of KV, however it is cut and scattered."""
     want = expected(num_tokens=NUM_TOKENS, shape=SHAPE)
     book = reservation(want)
@@ -31,7 +33,7 @@ def test_temporary_memory_is_bounded(listen: Listen, name: str, chunk_size: int,
     source = Pool(SHAPE, num_tokens=NUM_TOKENS, block_size=block_size, seed=1)
     manifest = manifest_for(want, chunk_size=chunk_size)
     handoff = granted(listening.listener.offer("127.0.0.1"))
-    with closing(sender_over(name)) as sender:
+    with closing(sender_to(source)) as sender:
         tracemalloc.start()
         try:
             sender.send(Send(handoff, "r1", manifest, source.views(), finished()))

@@ -63,7 +63,7 @@ def reservation(want: Expected | None = None) -> OneReservation:
     return OneReservation(want, Pool(want.shape, num_tokens=want.num_tokens))
 
 
-TRANSPORTS = ("shm", "unix", "tcp")
+TRANSPORTS = ("nixl", "shm", "unix", "tcp")
 
 
 def transport_of(name: str, shm_bytes: int = 32 << 20) -> Transport:

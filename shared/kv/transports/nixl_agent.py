@@ -1,0 +1,170 @@
+"""The NIXL library as this project uses it: one agent for a process, reads from a peer's memory, small notices.
+
+The only file that knows the library. It is an optional extra and takes a second to load, so it is imported when the
+first agent is made. The library's own progress thread stays off: it wakes a thousand times a second, idle or not.
+So the library works only within the calls below, and whoever waits calls them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import time
+from typing import Any
+
+import numpy as np
+
+from shared.kv.transports.base import TransportUnavailable
+
+# What the library says on stderr about a peer that has died is our error to report. Read when it is loaded.
+_QUIET = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal"}
+_MODULE = "nixl_cu12"
+_BACKEND = "UCX"
+_HOST_MEMORY = "DRAM"
+
+_CHECK_S = 5.0
+_PAUSE_S = 0.001
+
+Ranges = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+class ReadFailed(Exception):
+    """The library cannot read from this peer, or not any more."""
+
+
+class NixlAgent:
+    """Thread-safe. Raises TransportUnavailable where the library is missing or does not work."""
+
+    def __init__(self) -> None:
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
+        try:
+            library: Any = importlib.import_module(_MODULE)
+            config = library.nixl_agent_config(
+                enable_prog_thread=False,
+                sync_mode=library.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+                backends=[_BACKEND],
+            )
+            self._agent: Any = library.nixl_agent(f"{os.getpid()}-{secrets.token_hex(8)}", config)
+        except ImportError as exc:
+            raise TransportUnavailable(f"the extra handoff[nixl] is not installed: {exc}") from exc
+        except Exception as exc:
+            raise TransportUnavailable(f"NIXL does not start here: {exc}") from exc
+        if _BACKEND not in self._agent.backends:
+            raise TransportUnavailable("NIXL has no UCX here")
+
+    def register(self, *regions: tuple[int, int]) -> Registration:
+        """Let peers read from, and own reads go to, these (address, length). Raises TransportUnavailable."""
+        try:
+            listed = self._agent.register_memory(
+                [(address, length, 0, "") for address, length in regions], _HOST_MEMORY
+            )
+        except Exception as exc:
+            raise TransportUnavailable(f"NIXL cannot register memory: {exc}") from exc
+        return Registration(self._agent, listed)
+
+    def check(self) -> None:
+        """Read something from this process itself. Raises TransportUnavailable."""
+        content = np.frombuffer(secrets.token_bytes(4096), dtype=np.uint8)
+        copy = np.zeros_like(content)
+        ranges = [(int(memory.ctypes.data), memory.nbytes) for memory in (content, copy)]
+        registered = self.register(*ranges)
+        try:
+            own = self._agent.name
+            source, target = (np.array([(*at, 0)], dtype=np.uint64) for at in ranges)
+            read = self.read(own, target, source, b"")
+            due = time.monotonic() + _CHECK_S
+            while not read.done():
+                if time.monotonic() > due:
+                    raise TransportUnavailable("NIXL did not read in its time")
+                time.sleep(_PAUSE_S)
+        except ReadFailed as exc:
+            raise TransportUnavailable(f"NIXL cannot read: {exc}") from exc
+        registered.close()
+        if not np.array_equal(content, copy):
+            raise TransportUnavailable("what NIXL read is not what was there")
+
+    def metadata(self) -> bytes:
+        """What a peer needs to read from the memory that is registered now."""
+        return bytes(self._agent.get_agent_metadata())
+
+    def meet(self, metadata: bytes) -> str:
+        """Make a peer known, or known anew; returns its name. Raises ReadFailed."""
+        try:
+            name = self._agent.add_remote_agent(metadata)
+        except Exception as exc:
+            raise ReadFailed(f"the peer cannot be reached: {exc}") from exc
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+    def forget(self, peer: str) -> None:
+        """Drop a peer; no read from it may be under way. An unknown one is no error."""
+        try:
+            self._agent.remove_remote_agent(peer)
+        except Exception:  # noqa: BLE001 - the library raises what it likes for a peer that is gone
+            return
+
+    def read(self, peer: str, local: Ranges, remote: Ranges, notice: bytes) -> Read:
+        """Begin to copy from the peer's ranges to ours; the peer gets the notice when it is done.
+
+        local, remote: (N, 3) of address, length, 0; equal lengths, row by row. Raises ReadFailed.
+        """
+        agent = self._agent
+        try:
+            handle = agent.initialize_xfer(
+                "READ",
+                agent.get_xfer_descs(local, _HOST_MEMORY),
+                agent.get_xfer_descs(remote, _HOST_MEMORY),
+                peer,
+                notice,
+            )
+            return Read(agent, handle, agent.transfer(handle))
+        except Exception as exc:
+            raise ReadFailed(f"the peer's memory cannot be read: {exc}") from exc
+
+    def notices(self) -> list[bytes]:
+        """What peers have said since the last call. The library serves peers that read from us in here."""
+        return [notice for said in self._agent.get_new_notifs().values() for notice in said]
+
+
+class Registration:
+    """Registered memory. It must stay where it is until `close`."""
+
+    def __init__(self, agent: Any, listed: Any) -> None:
+        self._agent = agent
+        self._listed = listed
+
+    def close(self) -> None:
+        """Take it back; nobody may be reading."""
+        self._agent.deregister_memory(self._listed)
+
+
+class Read:
+    """A read that has begun. It cannot be called off: what it writes to is its own until it has ended."""
+
+    def __init__(self, agent: Any, handle: Any, state: str) -> None:
+        self._agent = agent
+        self._handle = handle
+        self._state = state
+
+    def done(self) -> bool:
+        """Whether the bytes are there; drives the library on. Raises ReadFailed: then it has ended too."""
+        if self._handle is None:
+            return True
+        try:
+            if self._state == "PROC":
+                self._state = self._agent.check_xfer_state(self._handle)
+        except Exception as exc:
+            self._end()
+            raise ReadFailed(f"reading from the peer failed: {exc}") from exc
+        if self._state == "PROC":
+            return False
+        failed = self._state != "DONE"
+        self._end()
+        if failed:
+            raise ReadFailed("reading from the peer failed")
+        return True
+
+    def _end(self) -> None:
+        handle, self._handle = self._handle, None
+        handle.release()

@@ -1,0 +1,137 @@
+"""Decode's side: the prefill workers that the library knows, and the memory that reads go to.
+
+A read that has begun cannot be called off, and a peer that was stopped may let it go on minutes later. So no read
+goes to a block of the pool: it goes to memory of the connection, and what has arrived there is digested and copied
+on. The memory of a connection that ended in the middle of a read is set aside until the library says that the read
+has ended.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+
+from shared.kv.pool_memory import address_of
+from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed, Registration
+
+# A slot is filled, digested and emptied while it is in the core's cache; several are filled at once over a network.
+NUM_SLOTS = 4
+SLOT_BYTES = 1024 * 1024
+
+_MAX_KEPT = 16
+_MAX_ASIDE = 64
+_MAX_IDLE_PEERS = 64
+
+
+class Landing:
+    """Registered memory that reads go to. Raises TransportUnavailable."""
+
+    def __init__(self, agent: NixlAgent) -> None:
+        self._mapping = mmap.mmap(-1, NUM_SLOTS * SLOT_BYTES)
+        self._view = memoryview(self._mapping)
+        self.address = address_of(self._view)[0]
+        self._registered: Registration = agent.register((self.address, len(self._view)))
+
+    def slot(self, position: int) -> memoryview:
+        """The slot for the `position`-th batch."""
+        at = self.offset(position)
+        return self._view[at : at + SLOT_BYTES]
+
+    def offset(self, position: int) -> int:
+        """Where that slot begins."""
+        return position % NUM_SLOTS * SLOT_BYTES
+
+    def close(self) -> None:
+        """Give the memory back; no read goes there any more."""
+        self._registered.close()
+        self._view.release()
+        with suppress(BufferError):
+            self._mapping.close()
+
+
+class _Known:
+    """A peer in the books. num_users: connections of it, reads that were set aside included."""
+
+    def __init__(self) -> None:
+        self.num_users = 0
+        self.is_broken = False
+
+
+class NixlPeers:
+    """Of one listener. Thread-safe."""
+
+    def __init__(self, agent: NixlAgent) -> None:
+        self.agent = agent
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._kept: list[Landing] = []
+        self._aside: list[tuple[str, Landing, list[Read]]] = []
+
+    def take(self, metadata: bytes) -> tuple[str, Landing]:
+        """A connection begins: the peer's name, and memory to read to. Raises ReadFailed, TransportUnavailable."""
+        with self._lock:
+            self._reap()
+            if len(self._aside) >= _MAX_ASIDE:
+                raise ReadFailed("too many reads have not ended")
+            name = self.agent.meet(metadata)
+            known = self._known.setdefault(name, _Known())
+            self._known.move_to_end(name)
+            if known.is_broken:
+                if known.num_users:
+                    raise ReadFailed("the connection to the peer is broken")
+                self.agent.forget(name)
+                name = self.agent.meet(metadata)
+                known.is_broken = False
+            landing = self._kept.pop() if self._kept else Landing(self.agent)
+            known.num_users += 1
+            self._forget_oldest()
+            return name, landing
+
+    def give_back(self, name: str, landing: Landing, begun: Sequence[Read], *, is_broken: bool) -> None:
+        """A connection has ended. begun: reads that may still go on."""
+        with self._lock:
+            self._known[name].is_broken |= is_broken
+            self._aside.append((name, landing, list(begun)))
+            self._reap()
+
+    def close(self) -> None:
+        """Drop everything that no read goes to any more; the rest stays until the process ends."""
+        with self._lock:
+            self._reap()
+            for landing in self._kept:
+                landing.close()
+            self._kept.clear()
+            for name, known in list(self._known.items()):
+                if not known.num_users:
+                    self.agent.forget(name)
+                    del self._known[name]
+
+    def _reap(self) -> None:
+        left = []
+        for name, landing, begun in self._aside:
+            begun = [read for read in begun if not _has_ended(read)]
+            if begun:
+                left.append((name, landing, begun))
+                continue
+            self._known[name].num_users -= 1
+            if len(self._kept) < _MAX_KEPT:
+                self._kept.append(landing)
+            else:
+                landing.close()
+        self._aside = left
+
+    def _forget_oldest(self) -> None:
+        idle = [name for name, known in self._known.items() if not known.num_users]
+        for name in idle[:-_MAX_IDLE_PEERS]:
+            self.agent.forget(name)
+            del self._known[name]
+
+
+def _has_ended(read: Read) -> bool:
+    try:
+        return read.done()
+    except ReadFailed:
+        return True

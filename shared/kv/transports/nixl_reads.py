@@ -1,0 +1,198 @@
+"""NIXL, the receiving side: the chunks of a PUT are read from the pool of the prefill worker that sends it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
+from shared.kv.block_views import block_runs
+from shared.kv.carrier import Body
+from shared.kv.decoder import Section
+from shared.kv.layout import BlobLayout, KvPart
+from shared.kv.pieces import Piece, cut
+from shared.kv.shape import KINDS
+from shared.kv.transports.base import TransportUnavailable
+from shared.kv.transports.nixl_agent import Ranges, Read, ReadFailed
+from shared.kv.transports.nixl_peers import NUM_SLOTS, SLOT_BYTES, Landing, NixlPeers
+from shared.kv.transports.nixl_wire import BLOCK, NAME, Introduction, Terms, pack_notice, unpack_blocks
+
+_SHORTEST_PAUSE_S = 0.00005
+_LONGEST_PAUSE_S = 0.001
+
+
+class NixlCarrier:
+    """What is kept of one connection (shared.kv.carrier.Carrier)."""
+
+    name = NAME
+
+    def __init__(self, peers: NixlPeers, terms: Terms) -> None:
+        self.terms = terms
+        self.bases: tuple[int, ...] = ()
+        self.read_bytes = 0
+        self.begun: deque[Read] = deque()
+        self.landing: Landing | None = None
+        self._peers = peers
+        self._peer = ""
+        self._is_broken = False
+
+    def next_put(self, terms: Terms) -> None:
+        """Raises InvalidRequest if the connection's terms change."""
+        if (terms.block_size, terms.token) != (self.terms.block_size, self.terms.token):
+            raise InvalidRequest("a connection keeps its terms")
+        self.terms = terms
+
+    def slots(self, body: Body) -> NixlSlots:
+        """For one PUT."""
+        return NixlSlots(self, body)
+
+    def introduce(self, content: bytearray) -> None:
+        """Get to know the peer. Raises InvalidRequest, TransportFailed."""
+        if self.landing is not None:
+            raise InvalidRequest("a peer introduces itself once")
+        introduction = Introduction.unpack(content)
+        try:
+            self._peer, self.landing = self._peers.take(introduction.metadata)
+        except (ReadFailed, TransportUnavailable) as exc:
+            raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
+        self.bases = introduction.bases
+
+    def begin(self, local: Ranges, remote: Ranges, num_bytes: int) -> None:
+        """Begin to read a batch. Raises ReadFailed."""
+        self.read_bytes += num_bytes
+        notice = pack_notice(self.terms.token, self.read_bytes)
+        self.begun.append(self._peers.agent.read(self._peer, local, remote, notice))
+
+    def broken(self) -> None:
+        """The library cannot reach the peer any more."""
+        self._is_broken = True
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self.landing is not None:
+            self._peers.give_back(self._peer, self.landing, self.begun, is_broken=self._is_broken)
+            self.landing = None
+
+
+class NixlSlots:
+    """The chunks of one PUT (shared.kv.decoder.Slots)."""
+
+    def __init__(self, carrier: NixlCarrier, body: Body) -> None:
+        self._carrier = carrier
+        self._body = body
+        self._terms = carrier.terms
+
+    def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
+        """Header, introduction, blocks and trailer. Raises ManifestMismatch for rows that no slot can hold."""
+        if layout.row_bytes > SLOT_BYTES:
+            raise ManifestMismatch("a slot is smaller than one row of KV")
+        return self._terms.body_bytes(header_bytes, layout)
+
+    def chunk(
+        self, parts: Sequence[KvPart], row_bytes: int, section: Section
+    ) -> Generator[tuple[list[Piece], memoryview]]:
+        """Batches as they have been read: one after the other, or several at once if that takes time.
+
+        Raises InvalidRequest, ManifestMismatch; TransportFailed; TimeoutError, Interrupted, OSError.
+        """
+        carrier, landing = self._carrier, self._introduced()
+        source = _Source(
+            carrier.bases, self._terms, self._read_blocks(parts[0], section), parts[0], row_bytes
+        )
+        batches = list(cut(parts, row_bytes, SLOT_BYTES, None))
+        num_begun = 0
+        for position, batch in enumerate(batches):
+            pause_s = _SHORTEST_PAUSE_S
+            try:
+                while num_begun <= position or not carrier.begun[0].done():
+                    if num_begun < min(len(batches), position + NUM_SLOTS):
+                        ahead = batches[num_begun]
+                        remote = source.ranges(ahead)
+                        carrier.begin(_packed(remote, landing, num_begun), remote, int(remote[:, 1].sum()))
+                        num_begun += 1
+                        continue
+                    self._wait(pause_s, section)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except ReadFailed as exc:
+                carrier.broken()
+                raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
+            carrier.begun.popleft()
+            num_bytes = sum([piece.end - piece.start for piece in batch]) * row_bytes
+            section.taken_bytes += num_bytes
+            yield batch, landing.slot(position)[:num_bytes]
+
+    def _introduced(self) -> Landing:
+        if self._terms.introduction_bytes and self._carrier.landing is None:
+            section = Section(self._terms.introduction_bytes)
+            self._carrier.introduce(self._read_exactly(self._terms.introduction_bytes, section))
+        if self._carrier.landing is None:
+            raise InvalidRequest("a peer introduces itself before it names blocks")
+        return self._carrier.landing
+
+    def _read_blocks(self, part: KvPart, section: Section) -> tuple[int, ...]:
+        if len(self._carrier.bases) != part.shape.num_layers * len(KINDS):
+            raise ManifestMismatch("the pool has not the layers that the manifest implies")
+        num_blocks = self._terms.num_blocks(part.start, part.end)
+        blocks = unpack_blocks(self._read_exactly(num_blocks * BLOCK.size, section))
+        section.taken_bytes += 1  # the chunk has begun
+        return blocks
+
+    def _read_exactly(self, num_bytes: int, section: Section) -> bytearray:
+        content = bytearray(num_bytes)
+        filled = 0
+        while filled < num_bytes:
+            taken = self._body.receive([memoryview(content)[filled:]], section)
+            if not taken:
+                raise InvalidRequest("the blob ended within a chunk")
+            filled += taken
+        return content
+
+    def _wait(self, pause_s: float, section: Section) -> None:
+        if time.monotonic() > self._body.due(section):
+            raise TransportFailed("KV did not come over NIXL in its time")
+        self._body.stream.pause(pause_s)
+
+
+class _Source:
+    """Where the peer's pool has the rows of one chunk."""
+
+    def __init__(
+        self, bases: Sequence[int], terms: Terms, blocks: Sequence[int], chunk: KvPart, row_bytes: int
+    ) -> None:
+        self._bases = bases
+        self._blocks = blocks
+        self._block_size = terms.block_size
+        self._first = chunk.start // terms.block_size * terms.block_size
+        self._row_bytes = row_bytes
+        self._rows: dict[tuple[int, int], Ranges] = {}
+
+    def ranges(self, batch: list[Piece]) -> Ranges:
+        """(address, length, 0) of a batch in file order, neighbouring blocks joined."""
+        found = []
+        for piece in batch:
+            ranges = self._rows_of(piece.start, piece.end).copy()
+            ranges[:, 0] += np.uint64(
+                self._bases[piece.part.layer * len(KINDS) + KINDS.index(piece.part.kind)]
+            )
+            found.append(ranges)
+        return np.concatenate(found)
+
+    def _rows_of(self, start: int, end: int) -> Ranges:
+        key = (start, end)
+        if key not in self._rows:
+            runs = block_runs(self._blocks, self._block_size, start - self._first, end - self._first)
+            row = self._row_bytes
+            listed = [(first * row, (last - first) * row, 0) for first, last in runs]
+            self._rows[key] = np.array(listed, dtype=np.uint64)
+        return self._rows[key]
+
+
+def _packed(remote: Ranges, landing: Landing, position: int) -> Ranges:
+    """Ranges of the same lengths, one after the other in a slot."""
+    local = remote.copy()
+    ends = np.cumsum(local[:, 1])
+    local[:, 0] = np.uint64(landing.address + landing.offset(position)) + ends - local[:, 1]
+    return local

@@ -1,0 +1,105 @@
+"""What the two sides of the NIXL transport say to each other beside what every PUT says.
+
+    X-Handoff-Nixl: <block size>/<introduction bytes>/<token>
+    PUT body: header | introduction | per chunk: a u32 for each block that holds it | trailer
+
+The introduction comes with the first PUT of a connection: the library's metadata of the prefill worker, and where
+its pool has the K and V of each layer. A notice goes from decode to prefill through the library: how much was read.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.errors import InvalidRequest
+from shared.kv.layout import BlobLayout
+
+NAME = "nixl"
+HEADER = "X-Handoff-Nixl"
+TOKEN_BYTES = 8
+MAX_INTRODUCTION_BYTES = 1024 * 1024
+
+BLOCK = struct.Struct("<I")
+_MAX_BLOCK_SIZE = 1 << 20
+_FIELDS = re.compile(rf"([1-9][0-9]{{0,6}})/(0|[1-9][0-9]{{0,6}})/([0-9a-f]{{{2 * TOKEN_BYTES}}})")
+_SIZES = struct.Struct("<II")
+_NOTICE = struct.Struct(f"<{TOKEN_BYTES}sQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The head's field. block_size: of prefill's pool. token: stands for the connection in notices."""
+
+    block_size: int
+    introduction_bytes: int
+    token: bytes
+
+    def __str__(self) -> str:
+        return f"{self.block_size}/{self.introduction_bytes}/{self.token.hex()}"
+
+    @classmethod
+    def parse(cls, text: str) -> Terms:
+        """Read what `str` wrote. Raises InvalidRequest."""
+        match = _FIELDS.fullmatch(text)
+        if match is None or int(match[1]) > _MAX_BLOCK_SIZE or int(match[2]) > MAX_INTRODUCTION_BYTES:
+            raise InvalidRequest(f"{HEADER} cannot be read")
+        return cls(int(match[1]), int(match[2]), bytes.fromhex(match[3]))
+
+    def num_blocks(self, start: int, end: int) -> int:
+        """How many blocks hold token positions [start, end)."""
+        return -(-end // self.block_size) - start // self.block_size
+
+    def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
+        """Length of the PUT's body."""
+        num_blocks = sum(self.num_blocks(start, end) for start, end in layout.manifest.chunks)
+        return header_bytes + self.introduction_bytes + num_blocks * BLOCK.size + layout.trailer_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """metadata: the library's. bases: addresses of K, then V, layer by layer."""
+
+    metadata: bytes
+    bases: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        """As it travels."""
+        sizes = _SIZES.pack(len(self.metadata), len(self.bases))
+        return sizes + self.metadata + struct.pack(f"<{len(self.bases)}Q", *self.bases)
+
+    @classmethod
+    def unpack(cls, content: bytes | bytearray) -> Introduction:
+        """Read what `pack` wrote. Raises InvalidRequest."""
+        try:
+            metadata_bytes, num_bases = _SIZES.unpack_from(content)
+            end = _SIZES.size + metadata_bytes
+            bases = struct.unpack(f"<{num_bases}Q", content[end:])
+        except struct.error as exc:
+            raise InvalidRequest("the NIXL introduction cannot be read") from exc
+        return cls(bytes(content[_SIZES.size : end]), bases)
+
+
+def pack_blocks(blocks: Sequence[int]) -> bytes:
+    """Block ids as they travel."""
+    return struct.pack(f"<{len(blocks)}I", *blocks)
+
+
+def unpack_blocks(content: bytes | bytearray) -> tuple[int, ...]:
+    """Read what `pack_blocks` wrote."""
+    return struct.unpack(f"<{len(content) // BLOCK.size}I", content)
+
+
+def pack_notice(token: bytes, read_bytes: int) -> bytes:
+    """read_bytes: of all PUTs of the connection so far."""
+    return _NOTICE.pack(token, read_bytes)
+
+
+def unpack_notice(content: bytes) -> tuple[bytes, int] | None:
+    """Token and bytes; None for what is no notice of ours."""
+    if len(content) != _NOTICE.size:
+        return None
+    token, read_bytes = _NOTICE.unpack(content)
+    return token, read_bytes

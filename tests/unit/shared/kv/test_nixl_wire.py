@@ -1,0 +1,80 @@
+"""What the two sides of the NIXL transport say to each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.errors import InvalidRequest
+from shared.kv.transports.nixl_wire import (
+    Introduction,
+    Terms,
+    pack_blocks,
+    pack_notice,
+    unpack_blocks,
+    unpack_notice,
+)
+
+TOKEN = bytes(range(8))
+
+
+def test_terms_are_read_as_they_were_written() -> None:
+    """Block size, length of the introduction, and token."""
+    terms = Terms(16, 455, TOKEN)
+    assert "16/455/0001020304050607" == str(terms)
+    assert terms == Terms.parse(str(terms))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "16",
+        "16/455",
+        "0/0/0001020304050607",
+        "16/-1/0001020304050607",
+        "16/01/0001020304050607",
+        "16/455/00010203040506",
+        "16/455/0001020304050607 ",
+        "16/1048577/0001020304050607",
+        "1048577/0/0001020304050607",
+        "99999999/0/0001020304050607",
+    ],
+)
+def test_other_terms_are_refused(text: str) -> None:
+    """Also sizes that would make the receiver wait for, or hold, more than it should."""
+    with pytest.raises(InvalidRequest):
+        Terms.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "num_blocks"), [(0, 16, 1), (0, 17, 2), (15, 17, 2), (16, 32, 1), (5, 6, 1)]
+)
+def test_blocks_of_a_chunk(start: int, end: int, num_blocks: int) -> None:
+    """A block that the chunk only touches counts."""
+    assert num_blocks == Terms(16, 0, TOKEN).num_blocks(start, end)
+
+
+def test_introduction_is_read_as_it_was_written() -> None:
+    """The library's bytes and 64-bit addresses."""
+    introduction = Introduction(b"metadata", (1, 2**63, 2**64 - 1))
+    assert introduction == Introduction.unpack(introduction.pack())
+
+
+@pytest.mark.parametrize("length", range(8 + 8 + 3 * 8))
+def test_short_introduction_is_refused(length: int) -> None:
+    """At every length."""
+    with pytest.raises(InvalidRequest):
+        Introduction.unpack(Introduction(b"metadata", (1, 2, 3)).pack()[:length])
+
+
+def test_long_introduction_is_refused() -> None:
+    """Nothing is left over."""
+    with pytest.raises(InvalidRequest):
+        Introduction.unpack(Introduction(b"metadata", (1, 2, 3)).pack() + b"\0")
+
+
+def test_blocks_and_notices_are_read_as_they_were_written() -> None:
+    """And what is no notice of ours is None."""
+    assert (0, 7, 2**32 - 1) == unpack_blocks(pack_blocks([0, 7, 2**32 - 1]))
+    assert (TOKEN, 2**40) == unpack_notice(pack_notice(TOKEN, 2**40))
+    assert unpack_notice(b"something else") is None
