@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from router.checkpoint import Checkpoint
 from router.fleet import Fleet
 from router.metrics import RouterMetrics
+from router.offload import Offload
 from router.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, RESPONSE_FIELDS, Field
 from router.policy import LeastOutstanding
 from router.probe import Prober
@@ -63,6 +64,7 @@ def create_app(
     dispatcher = Dispatcher(fleet)
     prober = Prober(fleet, registry)
     metrics = Metrics()
+    offload = Offload(settings)
     service = Service(
         settings,
         checkpoint,
@@ -71,6 +73,7 @@ def create_app(
         lambda s: RouterMetrics(
             metrics, in_flight=lambda: s.in_flight, relays=lambda: dispatcher.num_running
         ),
+        offload,
     )
 
     @asynccontextmanager
@@ -79,6 +82,7 @@ def create_app(
         try:
             yield
         finally:
+            offload.close()
             for task in background:
                 task.cancel()
             await finish(_stop(background, dispatcher, client))
@@ -93,7 +97,7 @@ def create_app(
         expose_headers=EXPOSED_HEADERS,
     )
     _add_model_routes(app, checkpoint, registry)
-    add_tokenizer_routes(app, settings, checkpoint, registry)
+    add_tokenizer_routes(app, settings, checkpoint, registry, offload)
     _add_state_routes(app, registry, prober)
     app.add_api_route("/metrics", metrics_endpoint(metrics), methods=["GET"])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import structlog
 from starlette.requests import Request
@@ -19,6 +18,7 @@ from router.answering import Answer, Answering
 from router.checkpoint import Checkpoint
 from router.generation import Generation
 from router.metrics import RouterMetrics
+from router.offload import Offload
 from router.openai.body import refuse_deep
 from router.openai.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from router.openai.resolve import Plan, Resolver
@@ -35,6 +35,7 @@ from shared.asgi.disconnect import finish, run_until_disconnect
 from shared.asgi.stream import SSE, OwnedStream
 from shared.errors import Overloaded, ServingError, Unavailable
 
+T = TypeVar("T")
 Endpoint = Literal["chat", "completions", "responses"]
 _PARSERS: Mapping[Endpoint, Callable[[bytes, Limits], ChatRequest | CompletionRequest]] = MappingProxyType(
     {"chat": parse_chat, "completions": parse_completion, "responses": parse_response}
@@ -52,12 +53,14 @@ class Service:
         registry: Registry,
         dispatcher: Dispatcher,
         metrics: Callable[[Service], RouterMetrics],
+        offload: Offload,
     ) -> None:
         self._settings = settings
         self._checkpoint = checkpoint
         self._registry = registry
         self._dispatcher = dispatcher
         self._limits = Limits()
+        self._offload = offload
         self._resolver = Resolver(
             checkpoint.tokenizer, checkpoint.template, default_max_tokens=settings.default_max_tokens
         )
@@ -75,7 +78,7 @@ class Service:
                 request, limit_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s
             )
             started = perf_counter()
-            parsed, plan = await self._plan(body, endpoint)
+            parsed, plan = await self._plan(request, body, endpoint)
             self._admit(len(plan.prompts))
         except ServingError as exc:
             self._metrics.refused(endpoint, exc.code)
@@ -88,27 +91,42 @@ class Service:
         finally:
             await finish(answering.aclose())
 
-    async def _plan(self, body: bytes, endpoint: Endpoint) -> tuple[ChatRequest | CompletionRequest, Plan]:
+    async def _plan(
+        self, request: Request, body: bytes, endpoint: Endpoint
+    ) -> tuple[ChatRequest | CompletionRequest, Plan]:
         """What the client wants, as token ids and sampling. Long bodies and grammars are worked on in a thread.
 
         Every byte can cost as much as text does: messages without any, tool calls, variables.
         """
-        parse = _PARSERS[endpoint]
-        is_long = len(body) > self._settings.offload_chars
-        with refuse_deep():
-            parsed = (
-                await asyncio.to_thread(parse, body, self._limits) if is_long else parse(body, self._limits)
-            )
+        max_model_len = self._checkpoint.max_model_len(self._registry.max_model_len())
+
+        def parse() -> ChatRequest | CompletionRequest:
+            parsed = _PARSERS[endpoint](body, self._limits)
             self._checkpoint.check_name(parsed.model)
-            self._tell_unknown(parsed.unknown)
+            return parsed
+
+        def resolve(parsed: ChatRequest | CompletionRequest) -> Plan:
             facts = self._checkpoint.facts
-            max_model_len = self._checkpoint.max_model_len(self._registry.max_model_len())
             if isinstance(parsed, ChatRequest):
-                resolve = partial(self._resolver.chat, parsed, facts, max_model_len, _draw_seed)
+                return self._resolver.chat(parsed, facts, max_model_len, _draw_seed)
+            return self._resolver.completion(parsed, facts, max_model_len, _draw_seed)
+
+        def both(*, is_short: bool) -> tuple[ChatRequest | CompletionRequest, Plan | None]:
+            parsed = parse()
+            return parsed, None if is_short and parsed.has_form else resolve(parsed)
+
+        async def in_thread(work: Callable[[], T]) -> T:
+            return await run_until_disconnect(request.receive, self._offload.in_thread(len(body), work))
+
+        with refuse_deep():
+            if self._offload.is_long(len(body)):
+                parsed, plan = await in_thread(partial(both, is_short=False))
             else:
-                resolve = partial(self._resolver.completion, parsed, facts, max_model_len, _draw_seed)
-            in_thread = is_long or parsed.has_form
-            return parsed, await asyncio.to_thread(resolve) if in_thread else resolve()
+                parsed, plan = await self._offload.here(partial(both, is_short=True))
+            self._tell_unknown(parsed.unknown)
+            if plan is None:
+                plan = await in_thread(partial(resolve, parsed))
+            return parsed, plan
 
     def _admit(self, num_prompts: int) -> None:
         if self.in_flight and self.in_flight + num_prompts > self._settings.max_inflight:

@@ -73,6 +73,13 @@ class RouterSettings(CommonSettings):
         description="Requests longer than this many characters are worked on in a thread, not on the event loop.",
     )
 
+    text_threads: int = Field(
+        2, ge=1, le=64, description="Threads for such requests; as many more for those 16 times as long."
+    )
+    max_text_queued: int = Field(
+        64, ge=0, le=100_000, description="Such requests that may wait for a thread; more are answered 429."
+    )
+
     health_interval_s: float = Field(2.0, gt=0, le=300, description="Seconds between two looks at a worker.")
     health_timeout_s: float = Field(
         2.0, gt=0, le=60, description="Seconds within which a worker must answer a look."

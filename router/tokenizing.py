@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
 from router.checkpoint import Checkpoint
+from router.offload import Offload
 from router.openai.body import refuse_deep
 from router.openai.resolve import Resolver
 from router.openai.tokenize import TokenizerApi
@@ -16,11 +17,12 @@ from router.settings import RouterSettings
 from router.workers.registry import Registry
 from shared.asgi.answers import json_response
 from shared.asgi.body import read_body
+from shared.asgi.disconnect import run_until_disconnect
 from shared.asgi.openapi import json_body, object_schema
 
 
 def add_tokenizer_routes(
-    app: FastAPI, settings: RouterSettings, checkpoint: Checkpoint, registry: Registry
+    app: FastAPI, settings: RouterSettings, checkpoint: Checkpoint, registry: Registry, offload: Offload
 ) -> None:
     """/tokenize and /detokenize, under /v1 as well."""
     api = TokenizerApi(
@@ -34,10 +36,13 @@ def add_tokenizer_routes(
             request, limit_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )
         with refuse_deep():
-            if len(body) > settings.offload_chars:
-                model, content = await asyncio.to_thread(compute, body)
+            work = partial(compute, body)
+            if offload.is_long(len(body)):
+                model, content = await run_until_disconnect(
+                    request.receive, offload.in_thread(len(body), work)
+                )
             else:
-                model, content = compute(body)
+                model, content = await offload.here(work)
         checkpoint.check_name(model)
         return json_response(content, 200)
 

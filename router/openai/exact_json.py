@@ -6,20 +6,27 @@ A model's history shows what the model wrote: an id of 30 digits or a price of 1
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from router.text.template import SpelledNumber
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
 
 def loads(text: str) -> Any:
-    """The value of `text`. Raises ValueError if it is no JSON; NaN and infinities are none."""
+    """The value of `text`. Raises ValueError if it is no JSON; NaN, infinities and halves of characters
+    are none."""
     try:
-        return json.loads(
+        value = json.loads(
             text, parse_int=_exact(int), parse_float=_exact(float), parse_constant=_refuse_constant
         )
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # a lone one is no text: UnicodeEncodeError
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
+    return value
 
 
 def _exact(parse: Callable[[str], int | float]) -> Callable[[str], int | float]:

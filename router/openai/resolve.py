@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from router.openai.form import Form, FormBuilder
 from router.openai.infill import fill_in_the_middle
 from router.openai.requests import ChatRequest, CompletionRequest
+from router.openai.room import refuse_long_text, room_for_answer, truncated
 from router.text.choice import ChoiceText, split_stops
 from router.text.conversation import ConversationEncoder
 from router.text.stop import StopSet
 from router.text.template import ChatTemplate
 from router.text.tokenizer import TextTokenizer
 from router.text.tools_choice import ToolChoiceText
-from shared.errors import InvalidRequest, PromptTooLong
+from shared.errors import InvalidRequest
 from shared.models.facts import ModelFacts
 from shared.wire import Sampling
 
@@ -108,9 +109,14 @@ class Resolver:
         draw_seed: Callable[[], int],
     ) -> Plan:
         """Raises InvalidRequest or PromptTooLong before anything is sent anywhere."""
-        texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
-        encoded = iter(self._tokenizer.encode_batch(texts, add_bos=True))
-        prompts = [next(encoded) if isinstance(prompt, str) else prompt for prompt in request.prompt]
+        check = self._length_check(request, max_model_len)
+        prompts: list[list[int]] = []
+        for prompt in request.prompt:
+            if isinstance(prompt, str):
+                check(prompt)
+                prompts.append(self._tokenizer.encode(prompt, add_bos=True))
+            else:
+                prompts.append(prompt)
         if request.suffix:
             prompts = [fill_in_the_middle(self._tokenizer, prompt, request.suffix) for prompt in prompts]
         default = self._default_max_tokens or COMPLETION_MAX_TOKENS
@@ -120,11 +126,14 @@ class Resolver:
         self, request: ChatRequest, facts: ModelFacts, max_model_len: int, draw_seed: Callable[[], int]
     ) -> Plan:
         """Raises InvalidRequest or PromptTooLong before anything is sent anywhere."""
-        prompt = self.conversation_ids(request)
+        prompt = self.conversation_ids(request, self._length_check(request, max_model_len))
         return self._plan(request, [prompt], self._default_max_tokens, facts, max_model_len, draw_seed)
 
-    def conversation_ids(self, request: ChatRequest) -> list[int]:
-        """The prompt of a chat. Raises InvalidRequest if the template cannot render it."""
+    def conversation_ids(self, request: ChatRequest, check: Callable[[str], None] | None = None) -> list[int]:
+        """The prompt of a chat. check: gets it as text, before it is tokenised, and may raise.
+
+        Raises InvalidRequest if the template cannot render it.
+        """
         generation = request.add_generation_prompt
         return self._conversations.encode(
             request.messages,
@@ -132,7 +141,19 @@ class Resolver:
             add_generation_prompt=not request.continue_final_message if generation is None else generation,
             continue_final_message=request.continue_final_message,
             variables=request.chat_template_kwargs,
+            check=check,
         )
+
+    def _length_check(
+        self, request: CompletionRequest | ChatRequest, max_model_len: int
+    ) -> Callable[[str], None]:
+        """What a prompt's text must pass before it is tokenised."""
+
+        def check(text: str) -> None:
+            if request.truncate_prompt_tokens is None:
+                refuse_long_text(text, self._tokenizer, max_model_len, _prompt_field(request))
+
+        return check
 
     def _plan(
         self,
@@ -143,7 +164,7 @@ class Resolver:
         max_model_len: int,
         draw_seed: Callable[[], int],
     ) -> Plan:
-        param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        param = _prompt_field(request)
         special_stops, stops = split_stops(request.stop, self._tokenizer)
         stop_token_ids = tuple(dict.fromkeys((*request.stop_token_ids, *special_stops)))
         if len(stop_token_ids) > MAX_STOP_TOKENS:
@@ -160,8 +181,8 @@ class Resolver:
                 raise InvalidRequest(f"{param} has no tokens", param=param)
             _check_ids(token_ids, facts.vocab_size, param)
             asked = request.asked_tokens
-            token_ids = _truncated(token_ids, request.truncate_prompt_tokens, asked, max_model_len)
-            room = _room(len(token_ids), asked, max_model_len, param)
+            token_ids = truncated(token_ids, request.truncate_prompt_tokens, asked, max_model_len)
+            room = room_for_answer(len(token_ids), asked, max_model_len, param)
             max_tokens = min(asked if asked is not None else default_max_tokens or room, room)
             seed = draw_seed() if request.seed is None else request.seed % 2**64
             changes = {
@@ -219,30 +240,8 @@ def _sampling(
     )
 
 
-def _room(num_prompt: int, asked: int | None, max_model_len: int, param: str) -> int:
-    """Tokens that the answer may have; a wish that does not fit is refused, not cut."""
-    limit = f"This model's maximum context length is {max_model_len} tokens."
-    room = max_model_len - num_prompt
-    if room < (0 if asked == 0 else 1):
-        raise PromptTooLong(
-            f"{limit} However, your {param} resulted in {num_prompt} tokens, which leaves no room for an answer. "
-            f"Please reduce the length of the {param}.",
-            param=param,
-        )
-    if asked is not None and asked > room:
-        raise PromptTooLong(
-            f"{limit} However, you requested {num_prompt + asked} tokens ({num_prompt} in the {param}, "
-            f"{asked} in the completion). Please reduce the length of the {param} or completion.",
-            param=param,
-        )
-    return room
-
-
-def _truncated(token_ids: list[int], keep: int | None, asked: int | None, max_model_len: int) -> list[int]:
-    """The last `keep` tokens; -1: as many as leave room for the answer."""
-    if keep == -1:
-        keep = max_model_len - (1 if asked is None else asked)
-    return token_ids if keep is None or len(token_ids) <= keep else token_ids[len(token_ids) - max(keep, 1) :]
+def _prompt_field(request: CompletionRequest | ChatRequest) -> str:
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
 
 
 def _check_ids(ids: Iterable[int], vocab_size: int, param: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from router.text.template import ChatTemplate, Message
@@ -47,10 +47,12 @@ class ConversationEncoder:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        check: Callable[[str], None] | None = None,
     ) -> list[int]:
         """Prompt ids of a conversation.
 
         continue_final_message: leave the last message open, with its trailing spaces, to be written on.
+        check: gets the whole prompt as text before it is tokenised, and may raise.
         Raises InvalidRequest if the template cannot render it.
         """
         nonce = str(secrets.randbelow(9 * 10**_NONCE_DIGITS) + 10**_NONCE_DIGITS)
@@ -76,6 +78,8 @@ class ConversationEncoder:
             text, mark, _ = text.rpartition(end_mark)
             if not mark:
                 raise InvalidRequest("the chat template drops the message to continue", param="messages")
+        if check is not None:
+            check(text.replace(nonce, "") if changed else text)
         return self._encode_broken(text, nonce) if changed else self._tokenizer.encode(text)
 
     def _protect_message(self, message: Message, nonce: str) -> Message:

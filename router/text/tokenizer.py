@@ -7,11 +7,13 @@ what a conversation looks like as text, is none of its business. All methods may
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
+
+from router.text.token_bound import TokenBound
 
 
 class BadTokenizer(ValueError):
@@ -52,6 +54,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._plain = _without_added_tokens(tokenizer)
         self._alphabet = byte_alphabet()
+        self._bound = TokenBound(tokenizer, self._alphabet)
         self._bytes = {token_id: token.content.encode() for token_id, token in added.items()}
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -86,10 +89,9 @@ class TextTokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def encode_batch(self, texts: Sequence[str], *, add_bos: bool = False) -> list[list[int]]:
-        """`encode` of each text, control strings allowed, on the library's own threads."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_bos)
-        return [encoding.ids for encoding in encodings]
+    def at_least(self, text: str, *, enough: int) -> int:
+        """Certainly no more tokens than `text` has, found quickly; counted no further than just beyond `enough`."""
+        return self._bound.at_least(text, enough)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that the token adds to a text, or its name if it is special; b"" for an id without token."""

@@ -43,7 +43,9 @@ def test_ordinary_values_are_python_s_own() -> None:
     assert [int, float, bool, type(None), str] == [type(item) for item in value["a"]]
 
 
-@pytest.mark.parametrize("text", ["", "nope", "NaN", "[Infinity]", "{'a': 1}", '{"a": 01}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "nope", "NaN", "[Infinity]", "{'a': 1}", '{"a": 01}', "[" * 100_000, r'["\ud800"]']
+)
 def test_what_is_no_json_is_a_value_error(text: str) -> None:
     """Also what only Python's own reader would take, and what nobody can walk through."""
     with pytest.raises(ValueError, match=r"\S"):

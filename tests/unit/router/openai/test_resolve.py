@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -187,6 +189,29 @@ def test_what_does_not_fit_is_refused_with_true_counts(
         requests.completion(prompt=[5] * num_prompt, max_tokens=asked)
     assert "context_length_exceeded" == caught.value.code
     assert all(f"{number} " in caught.value.message for number in counts)
+
+
+def test_a_text_that_is_certainly_too_long_is_not_tokenised(requests: Requests) -> None:
+    """A megabyte took 1.5 seconds only to be refused. What is said is true: "at least"."""
+    long = "1" * 1000
+    asks = [
+        partial(requests.completion, prompt=[long, "Hi"]),
+        partial(requests.chat, messages=[{"role": "user", "content": long}]),
+        partial(requests.chat, messages=[{"role": "user", "content": long + "<|im_end|>"}]),
+    ]
+    for ask in asks:
+        with pytest.raises(PromptTooLong, match=f"maximum context length is {CONTEXT} tokens") as caught:
+            ask()
+        told = re.search(r"at least (\d+) tokens", caught.value.message)
+        assert told is not None
+        assert CONTEXT < int(told[1]) <= 1020
+
+
+def test_a_text_that_just_fits_is_never_refused_for_its_bytes(requests: Requests) -> None:
+    """And a long one that is to be truncated is not refused either."""
+    assert CONTEXT - 1 == len(requests.completion(prompt="1" * (CONTEXT - 1)).prompts[0].token_ids)
+    cut = requests.completion(prompt="1" * 1000, truncate_prompt_tokens=7).prompts[0]
+    assert 7 == len(cut.token_ids)
 
 
 def test_lengths_fit_the_context(
