@@ -1,5 +1,6 @@
 """`handoff bench`: `stages` compares prefill/decode split with unified on this host, `router` measures the router
-alone, `transfer` the KV transports, `kv-quant` quantised KV, `load` any server.
+alone, `transfer` the KV transports, `overlap` what of a
+transfer prefill hides, `kv-quant` quantised KV, `load` any server.
 
 A benchmark is no test: a missed goal is printed and the exit status stays 0; 1 means that there is no result.
 """
@@ -20,7 +21,7 @@ from loadtest.client import LoadClient
 from loadtest.metrics import SLO, RequestRecord, summarise
 from loadtest.report import print_json_line, print_report
 from loadtest.traces import Scale
-from services.cli.bench_kv import kv_quant
+from services.cli.bench_kv import kv_quant, overlap
 from services.cli.bench_load import (
     ClosedLoop,
     OpenLoop,
@@ -63,6 +64,7 @@ bench_app = typer.Typer(
 )
 
 bench_app.command("kv-quant")(kv_quant)
+bench_app.command()(overlap)
 
 
 @bench_app.command()

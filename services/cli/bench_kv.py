@@ -1,16 +1,22 @@
-"""The command `handoff bench kv-quant`; `bench_kv_quant` measures. It loads the model in this process."""
+"""The commands `handoff bench kv-quant`, which loads the model in this process, and `overlap`, which starts workers.
+
+`bench_kv_quant` and `bench_overlap` measure.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Annotated
 
+import httpx
 import typer
 from rich.console import Console
 
 from loadtest.report import print_json_line
-from services.cli.bench_options import JsonFile, no_result, write_json
-from services.cli.bench_stack import busy
+from services.cli.bench_options import JsonFile, Seed, no_result, write_json
+from services.cli.bench_overlap import Plan as OverlapPlan
+from services.cli.bench_overlap import measure_overlap, print_overlap
+from services.cli.bench_stack import StackFailed, busy, sigterm_as_interrupt
 from services.cli.model import Dtype
 from shared.models.error import ModelError
 from shared.models.prepare import ensure_checkpoint, model_name
@@ -48,6 +54,47 @@ def kv_quant(
     facts = {"bench": "kv-quant", "model": model_name(folder), "dtype": dtype.value, "cores": len(cores)}
     content = {**facts, "load_average_before": load_average, "formats": result.to_dict()}
     print_kv_quant(console, result)
+    print_json_line(console, content)
+    write_json(json_file, content)
+
+
+def overlap(
+    model: Annotated[
+        str, typer.Option(envvar="HANDOFF_MODEL", help="Folder, hub id, .gguf file, or auto.")
+    ] = "auto",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")] = 1024,
+    chunk_size: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 256,
+    runs: Annotated[int, typer.Option(min=1, help="Measured hand-offs of each way.")] = 5,
+    threads_per_worker: Annotated[
+        int | None, typer.Option(min=1, help="Compute threads of every worker; half the cores by default.")
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Number format of weights and KV.")] = None,
+    transports: Annotated[
+        str | None, typer.Option(help="KV transports in order of preference; the worker's own by default.")
+    ] = None,
+    start_timeout_s: Annotated[
+        float, typer.Option("--start-timeout", min=1, help="Seconds until a worker is ready.")
+    ] = 1800.0,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """What of the transfer is exposed: without overlap, by chunks, and by layers within the last chunk."""
+    cores = sorted(os.sched_getaffinity(0))
+    load_average, warning = busy(cores)
+    if warning is not None:
+        typer.echo(f"handoff bench overlap: {warning}", err=True)
+    plan = OverlapPlan(
+        model, prompt_tokens, chunk_size, runs, threads_per_worker, dtype and dtype.value, transports, start_timeout_s, seed
+    )
+    try:
+        with sigterm_as_interrupt():
+            result = measure_overlap(plan, cores, os.environ)
+    except (StackFailed, httpx.HTTPError, OSError) as exc:
+        raise no_result("overlap", exc) from exc
+    console = Console()
+    host = {"cores": len(cores), "load_average_before": load_average}
+    content = {"bench": "overlap", **host, **result.to_dict()}
+    print_overlap(console, result)
     print_json_line(console, content)
     write_json(json_file, content)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.checkpoint import Checkpoint
-from services.cli.bench_stack import free_port, stop, wait_until_ready
+from services.cli.bench_stack import free_port, spawned, wait_until_ready
 from shared.wire import DecodeRequest, PrefillRequest, Wire
 
 ADDED_MS = 3.0
@@ -102,7 +101,7 @@ def measure_router(plan: Plan, folder: Path, cores: Sequence[int], environ: Mapp
     arguments = [str(prefill_port), str(decode_port), checkpoint.tokenizer_digest, "4096"]
     prefill, decode = (f"http://127.0.0.1:{port}" for port in (prefill_port, decode_port))
     with (
-        _child([sys.executable, "-m", "services.cli.instant_workers", *arguments], environ),
+        spawned([sys.executable, "-m", "services.cli.instant_workers", *arguments], environ),
         _router(folder, router_core, environ, prefill, decode) as pd,
         _router(folder, router_core, environ, "", decode) as unified,
     ):
@@ -222,17 +221,8 @@ def _router(
     }
     outside = {name: value for name, value in environ.items() if not name.startswith("HANDOFF_")}
     command = [sys.executable, "-m", "services.cli.main", "router"]
-    with _child(command, outside | own) as process:
+    with spawned(command, outside | own) as process:
         os.sched_setaffinity(process.pid, {core})
         url = f"http://127.0.0.1:{port}"
         wait_until_ready(process, url, _START_S)
         yield _Router(url, process.pid)
-
-
-@contextmanager
-def _child(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2)
-    try:
-        yield process
-    finally:
-        stop(process)

@@ -78,6 +78,28 @@ def up_command(topology: Topology, *, port: int, compute: Compute, model: str | 
     return command if model is None else [*command, "--model", model]
 
 
+def worker_command(role: str, model: str, secret: str) -> tuple[list[str], str, dict[str, str]]:
+    """A single worker on a free port: command, URL, and the settings that make it so."""
+    port = free_port()
+    own = {
+        "HANDOFF_MODEL": model,
+        "HANDOFF_SECRET": secret,
+        "HANDOFF_HOST": "127.0.0.1",
+        "HANDOFF_PORT": str(port),
+    }
+    return [sys.executable, "-m", "services.cli.main", role], f"http://127.0.0.1:{port}", own
+
+
+@contextmanager
+def spawned(command: Sequence[str], environ: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A child process while the context is open; its output goes to our stderr."""
+    process = subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2)
+    try:
+        yield process
+    finally:
+        stop(process)
+
+
 @contextmanager
 def running(
     command: Sequence[str], base_url: str, *, environ: Mapping[str, str], timeout_s: float
@@ -86,12 +108,9 @@ def running(
 
     Its output goes to our stderr, so that stdout stays the benchmark's. Raises StackFailed.
     """
-    process = subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=2)
-    try:
+    with spawned(command, environ) as process:
         wait_until_ready(process, base_url, timeout_s)
         yield base_url
-    finally:
-        stop(process)
 
 
 @contextmanager

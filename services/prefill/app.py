@@ -17,6 +17,7 @@ from shared.asgi.openapi import json_body
 from shared.asgi.stream import FILE, NDJSON, OwnedStream
 from shared.asgi.text import is_internal_id
 from shared.errors import NotKept
+from shared.kv.overlap import LayerOverlap
 from shared.kv.sender import KvSender, SendTimeouts
 from shared.kv.transports.choice import usable
 from shared.observability import Metrics
@@ -44,6 +45,7 @@ def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAP
         sender=sender,
         metrics=PrefillMetrics(metrics),
         kept=kept,
+        overlap=LayerOverlap(settings.kv_layer_groups, settings.kv_layers_from_tokens),
     )
 
     @asynccontextmanager

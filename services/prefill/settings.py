@@ -27,6 +27,15 @@ class PrefillSettings(WorkerSettings):
         ge=0,
         description="Most shared memory for sending KV; where it does not suffice, the next transport is taken.",
     )
+    kv_layer_groups: int = Field(
+        4,
+        ge=0,
+        le=256,
+        description="Parts of the last chunk's layers that are sent while later layers compute; 0: no such parts.",
+    )
+    kv_layers_from_tokens: int = Field(
+        1, ge=1, le=1 << 20, description="Shortest last chunk, in tokens, that is sent in such parts."
+    )
     max_sends: int = Field(32, ge=1, le=1024, description="Hand-offs sent at a time; each has a thread.")
     kv_save_dir: Path | None = Field(
         None,

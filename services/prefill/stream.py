@@ -6,7 +6,7 @@ The blocks are freed last, after the sender's thread has stopped reading them, w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import InvariantBroken, ServingError
 from shared.kv.manifest import Manifest, plan_chunks, token_hash
+from shared.kv.overlap import LayerOverlap
 from shared.kv.progress import FirstTokens, Progress, TransferCancelled
 from shared.kv.saved import SavedLayout, SavedRequest
 from shared.kv.sender import KvSender, Send
@@ -37,6 +38,7 @@ class PrefillContext:
     sender: KvSender
     metrics: PrefillMetrics
     kept: KeptHandoffs
+    overlap: LayerOverlap
 
 
 class PrefillStream:
@@ -45,7 +47,7 @@ class PrefillStream:
     def __init__(self, context: PrefillContext, work: PrefillRequest) -> None:
         self._context = context
         self._work = work
-        self._progress = Progress()
+        self._progress = Progress(marks=self._marks())
         self._request: EngineRequest | None = None
         self._admitted: Admitted | None = None
         self._sending: asyncio.Future[Sent] | None = None
@@ -142,7 +144,7 @@ class PrefillStream:
     def _send(self, handoff: Handoff, admitted: Admitted) -> asyncio.Future[Sent]:
         """Start the sender's thread; it waits for each chunk by itself."""
         context, work = self._context, self._work
-        manifest = self._manifest(handoff, min(handoff.have_tokens, len(work.token_ids)))
+        manifest = self._manifest(handoff, self._sent_from(handoff))
         self._progress.advance(admitted.cached_tokens)
 
         send = Send(
@@ -166,8 +168,25 @@ class PrefillStream:
             num_tokens=len(token_ids),
             num_choices=self._work.num_choices,
             shape=worker.kv_shape,
-            chunks=plan_chunks(from_token, len(token_ids), worker.limits.chunk_size),
+            chunks=self._chunks(from_token),
         )
+
+    def _sent_from(self, handoff: Handoff) -> int:
+        """Where the KV that travels begins."""
+        return min(handoff.have_tokens, len(self._work.token_ids))
+
+    def _chunks(self, from_token: int) -> tuple[tuple[int, int], ...]:
+        """What follows a token, cut as it is computed."""
+        return plan_chunks(from_token, len(self._work.token_ids), self._context.worker.limits.chunk_size)
+
+    def _marks(self) -> Collection[int]:
+        """After which layers of the last chunk the engine tells the sender."""
+        handoff = self._work.handoff
+        chunks = self._chunks(self._sent_from(handoff)) if handoff is not None else ()
+        if not chunks:
+            return ()
+        start, end = chunks[-1]
+        return self._context.overlap.marks(self._context.worker.kv_shape.num_layers, end - start)
 
     async def _keep(self) -> None:
         """Keep the hand-off if that is wanted, however it ended: all of its KV is still in the pool."""
@@ -179,7 +198,7 @@ class PrefillStream:
             model=context.worker.model,
             worker=context.worker.name,
             fingerprint=context.worker.fingerprint,
-            sent_from=min(handoff.have_tokens, len(self._work.token_ids)),
+            sent_from=self._sent_from(handoff),
         )
         tokens = self._first.tokens
         first = FirstTokens(

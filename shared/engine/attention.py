@@ -40,12 +40,16 @@ class Span:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """Everything attention needs to know about a step. slots: (T,) int64, where each packed token's KV goes."""
+    """Everything attention needs to know about a step. slots: (T,) int64, where each packed token's KV goes.
+
+    on_written: told of each layer whose K and V are in the pool.
+    """
 
     cache: KVCache
     slots: Tensor
     spans: list[Span]
     is_abandoned: Callable[[], bool]
+    on_written: Callable[[int], None]
 
     @staticmethod
     def mask(start: int, num: int, device: torch.device) -> Tensor | None:
@@ -80,6 +84,7 @@ def block_attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     k_TKD, v_TKD = key[0].transpose(0, 1), value[0].transpose(0, 1)
     step.cache.write(layer, step.slots, k_TKD, v_TKD)
+    step.on_written(layer)
     out = torch.empty_like(query[0].transpose(0, 1))
     for span in step.spans:
         rows = slice(span.row, span.row + span.num)

@@ -53,10 +53,27 @@ class Runner:
             position_ids=self._row(packed.positions),
             use_cache=False,
             logits_to_keep=torch.tensor(keep, device=self._device),
-            step=packed.layout(self._cache, lambda: step.is_abandoned),
+            step=packed.layout(self._cache, lambda: step.is_abandoned, self._on_written(step)),
         )
         logits: Tensor = output.logits[0]
         return logits[: len(packed.logit_rows)].float()
+
+    def _on_written(self, step: Step) -> Callable[[int], None]:
+        """Tells of each layer of a prompt's last chunk: what was written may travel while later layers compute.
+
+        Only of a cache in host memory: on a device the work is merely queued when the layer returns.
+        """
+        ends = [
+            (chunk.group.progress, chunk.end)
+            for chunk in step.chunks
+            if chunk.is_last and chunk.group.progress is not None and self._device.type == "cpu"
+        ]
+
+        def on_written(layer: int) -> None:
+            for progress, end in ends:
+                progress.advance_layers(end, layer + 1)
+
+        return on_written
 
     def _row(self, values: list[int]) -> Tensor:
         return torch.tensor([values], device=self._device)
@@ -88,6 +105,9 @@ class _Packed:
         self._spans.append(Span(row, num, start, blocks, StepLayout.mask(start, num, self._device)))
         self.logit_rows += range(row + num - num_logits, row + num)
 
-    def layout(self, cache: KVCache, is_abandoned: Callable[[], bool]) -> StepLayout:
+    def layout(
+        self, cache: KVCache, is_abandoned: Callable[[], bool], on_written: Callable[[int], None]
+    ) -> StepLayout:
         """The finished layout."""
-        return StepLayout(cache, torch.tensor(self._slots, device=self._device), self._spans, is_abandoned)
+        slots = torch.tensor(self._slots, device=self._device)
+        return StepLayout(cache, slots, self._spans, is_abandoned, on_written)

@@ -75,6 +75,9 @@ class PromptProgress(Protocol):
     def advance(self, num_computed: int) -> None:
         """KV of positions [0, num_computed) lies in the pool."""
 
+    def advance_layers(self, num_computed: int, num_layers: int) -> None:
+        """So does that of the first `num_layers` layers; told after each layer of the prompt's last chunk."""
+
     def finish(self, first_tokens: abc.Sequence[int], finished: abc.Sequence[bool]) -> None:
         """The first token of each choice is sampled; `finished` says which choices it ended."""
 

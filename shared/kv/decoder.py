@@ -27,7 +27,7 @@ _MAX_TOKEN_ID = 2**31
 
 @dataclass(slots=True)
 class Section:
-    """What a sender can send without waiting for anything: length, JSON, one chunk, or the trailer."""
+    """What a sender can send without waiting for anything: length, JSON, a batch of a chunk, or the trailer."""
 
     num_bytes: int
     taken_bytes: int = 0
@@ -44,9 +44,7 @@ class Slots(Protocol):
         """How long the stream of this blob is."""
         ...
 
-    def chunk(
-        self, parts: Sequence[KvPart], row_bytes: int, section: Section
-    ) -> Generator[tuple[list[Piece], memoryview]]:
+    def chunk(self, parts: Sequence[KvPart], row_bytes: int) -> Generator[tuple[list[Piece], memoryview]]:
         """One chunk in file order: batches, and memory that holds the bytes of each until the next is asked for."""
         ...
 
@@ -139,13 +137,13 @@ class BlobDecoder:
         start, end = parts[0].start, parts[0].end
         target = ChunkBytes(self._sink, start, end, layout.row_bytes)
         digests = Digests(len(parts))
-        section = Section(sum(part.nbytes for part in parts))
         if self._slots is not None:
-            with closing(self._slots.chunk(parts, layout.row_bytes, section)) as batches:
+            with closing(self._slots.chunk(parts, layout.row_bytes)) as batches:
                 for batch, memory in batches:
                     target.copy_in(batch, memory, digests)
         else:
             for batch in cut(parts, layout.row_bytes):
+                section = Section(target.nbytes(batch))
                 if target.scattered:
                     memory = self._scratch.take(target.nbytes(batch))
                     self._fill([memory], section, receive)

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv.layout import BlobLayout
-from shared.kv.pieces import ChunkBytes, Digests, Scratch, cut
+from shared.kv.pieces import ChunkBytes, Digests, Piece, Scratch, cut
 from shared.kv.pool_memory import InBlocks
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSource
@@ -20,12 +20,20 @@ class BlobEncoder:
     """One blob, front to back: `header`, `chunk(0)`, `chunk(1)`, ..., `trailer`, each once.
 
     A chunk is either sent in batches (`chunk`) or poured into memory of a carrier (`pour_chunk`).
+    wait: called before KV is read: (chunk, number of its layers that must be in the pool); returns how many are.
     """
 
-    def __init__(self, layout: BlobLayout, source: KvSource, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self,
+        layout: BlobLayout,
+        source: KvSource,
+        scratch: Scratch | None = None,
+        wait: Callable[[int, int], int] | None = None,
+    ) -> None:
         self._layout = layout
         self._source = source
         self._scratch = scratch or Scratch()
+        self._wait = wait
         self._digests: list[int] = []
         self._next_chunk = 0
 
@@ -34,12 +42,12 @@ class BlobEncoder:
         return [self._layout.header]
 
     def chunk(self, index: int) -> Iterator[list[Buffer]]:
-        """The bytes of one chunk, in batches of bounded size. All its positions must be computed.
+        """The bytes of one chunk, in batches of bounded size.
 
         Batches hold views of the source, or of a buffer that the next batch overwrites: send each before the next.
         """
         content, digests = self._begin(index)
-        for batch in cut(self._layout.chunks[index], self._layout.row_bytes):
+        for batch in self._ready(index, cut(self._layout.chunks[index], self._layout.row_bytes)):
             buffers: list[Buffer] = []
             if content.scattered:
                 memory = self._scratch.take(content.nbytes(batch))
@@ -56,7 +64,8 @@ class BlobEncoder:
     def pour_chunk(self, index: int, slot_bytes: int, next_slot: Callable[[], memoryview]) -> Iterator[int]:
         """Copy one chunk into slots, each when there is one; yields how many bytes are in it."""
         content, digests = self._begin(index)
-        for batch in cut(self._layout.chunks[index], self._layout.row_bytes, slot_bytes, None):
+        batches = cut(self._layout.chunks[index], self._layout.row_bytes, slot_bytes, None)
+        for batch in self._ready(index, batches):
             num_bytes = content.nbytes(batch)
             content.copy_out(batch, next_slot()[:num_bytes], digests)
             yield num_bytes
@@ -69,6 +78,8 @@ class BlobEncoder:
         """
         if not isinstance(self._source, InBlocks):
             raise InvariantBroken("the source does not lie in blocks")
+        if self._wait is not None:
+            self._wait(index, self._layout.manifest.shape.num_layers)
         start, end = self._layout.manifest.chunks[index]
         return self._source.blocks(start, end), sum(part.nbytes for part in self._layout.chunks[index])
 
@@ -88,6 +99,15 @@ class BlobEncoder:
             xxh3_64_intdigest(self._layout.header),
         ]
         return [tokens + flags + b"".join(digest.to_bytes(8, "little") for digest in digests)]
+
+    def _ready(self, index: int, batches: Iterator[list[Piece]]) -> Iterator[list[Piece]]:
+        """Each batch when the layers that it is of are in the pool."""
+        num_layers = 0
+        for batch in batches:
+            needed = batch[-1].part.layer + 1
+            if self._wait is not None and needed > num_layers:
+                num_layers = self._wait(index, needed)
+            yield batch
 
     def _begin(self, index: int) -> tuple[ChunkBytes, Digests]:
         if index != self._next_chunk:

@@ -12,8 +12,9 @@ from shared.kv.decoder import Section
 class ReceiveLimits:
     """Defaults suit a prompt of 100k tokens.
 
-    max_header_bytes: of the blob. head_s: for the HTTP head. idle_s: for the next section (header, chunk, trailer)
-    to begin; longer than prefill needs for a chunk. grace_s + bytes / floor_bytes_per_s: for a section, once begun.
+    max_header_bytes: of the blob. head_s: for the HTTP head. idle_s: for the next section (header, batch of a
+    chunk, trailer) to begin; longer than prefill needs for a chunk. grace_s + bytes / floor_bytes_per_s: for a
+    section, once begun.
     keep_s: for another PUT on a connection. answer_s, drain_bytes: for our last word to reach a peer.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,12 +28,17 @@ class Progress:
 
     The engine calls `advance` as KV lands in the pool, then `finish` once, or `cancel` at any time.
     A later `finish` or `cancel` than the first one changes nothing.
+
+    marks: after how many layers of the last chunk the sender is told of them; none: only when all have run. Telling
+    costs the step a switch of threads, so it is not done for every layer.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, marks: Collection[int] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._marks = frozenset(marks)
         self._clock = clock
         self._changed = threading.Condition()
         self._num_computed = 0
+        self._partly = (0, 0)
         self._first: FirstTokens | None = None
         self._finished_at: float | None = None
         self._cancelled: str | None = None
@@ -44,6 +49,13 @@ class Progress:
         with self._changed:
             self._num_computed = max(self._num_computed, num_computed)
             self._changed.notify_all()
+
+    def advance_layers(self, num_computed: int, num_layers: int) -> None:
+        """KV of positions [0, num_computed) can be read in the first `num_layers` layers; more will follow."""
+        if num_layers in self._marks:
+            with self._changed:
+                self._partly = (num_computed, num_layers)
+                self._changed.notify_all()
 
     def finish(self, first_tokens: Sequence[int], finished: Sequence[bool]) -> None:
         """The first tokens are sampled; KV of the whole prompt can be read."""
@@ -77,6 +89,21 @@ class Progress:
     def wait_computed(self, num_computed: int, timeout_s: float | None = None) -> None:
         """Block until KV of [0, num_computed) is there. Raises TransferCancelled, BackendTimeout."""
         self._wait(lambda: self._first is not None or self._num_computed >= num_computed, timeout_s)
+
+    def wait_layers(self, num_computed: int, num_layers: int, timeout_s: float | None = None) -> bool:
+        """Block until KV of [0, num_computed) is there in the first `num_layers` layers; is it in all of them?
+
+        Raises TransferCancelled, BackendTimeout.
+        """
+        complete = False
+
+        def ready() -> bool:
+            nonlocal complete
+            complete = self._first is not None or self._num_computed >= num_computed
+            return complete or (self._partly[0] >= num_computed and self._partly[1] >= num_layers)
+
+        self._wait(ready, timeout_s)
+        return complete
 
     def wait_finished(self, timeout_s: float | None = None) -> FirstTokens:
         """Block until the first tokens are sampled. Raises TransferCancelled, BackendTimeout."""

@@ -164,6 +164,7 @@ class _Put:
         self._layout = layout
         self._timeouts = timeouts
         self._hidden_s = 0.0
+        self._waited_s = 0.0
 
     def run(self, *, kept: bool) -> Answer:
         """Returns the answer 200; raises what any other one stands for, and _Stale on a kept connection."""
@@ -195,19 +196,28 @@ class _Put:
 
     def _write(self) -> None:
         progress, layout, compute_s = self._send.progress, self._layout, self._timeouts.compute_s
-        encoder = BlobEncoder(layout, self._send.source, self._connection.scratch)
+        encoder = BlobEncoder(layout, self._send.source, self._connection.scratch, self._wait_layers)
         head = request_head("PUT", KV_PATH + self._send.handoff.handoff_id, self._head_fields())
         with self._sending() as deadline:
             self._connection.send_head(b"".join([head, *encoder.header()]), deadline)
-        for index, (_, end) in enumerate(layout.manifest.chunks):
-            progress.wait_computed(end, compute_s)
-            self._check_answer()
+        for index in range(len(layout.chunks)):
             with self._sending():
                 self._connection.send_chunk(encoder, index, self._timeouts.io_s)
         first = progress.wait_finished(compute_s)
         self._check_answer()
         with self._sending() as deadline:
             self._stream.send_all(encoder.trailer(first), deadline)
+
+    def _wait_layers(self, index: int, num_layers: int) -> int:
+        """Until so many layers of a chunk can be read; returns how many can."""
+        began = time.monotonic()
+        manifest = self._layout.manifest
+        complete = self._send.progress.wait_layers(
+            manifest.chunks[index][1], num_layers, self._timeouts.compute_s
+        )
+        self._check_answer()
+        self._waited_s += time.monotonic() - began
+        return manifest.shape.num_layers if complete else num_layers
 
     def _head_fields(self) -> dict[str, str]:
         return {
@@ -237,12 +247,13 @@ class _Put:
 
     @contextlib.contextmanager
     def _sending(self) -> Iterator[float]:
-        """Account for the time within; gives the deadline of one write."""
-        began = time.monotonic()
+        """Account for the time within, waits for compute left out; gives the deadline of one write."""
+        began, self._waited_s = time.monotonic(), 0.0
         yield began + self._timeouts.io_s
         ended = time.monotonic()
         finished_at = self._send.progress.finished_at
-        self._hidden_s += max(0.0, (ended if finished_at is None else min(ended, finished_at)) - began)
+        hidden_until = ended if finished_at is None else min(ended, finished_at)
+        self._hidden_s += max(0.0, hidden_until - began - self._waited_s)
 
 
 @contextlib.contextmanager

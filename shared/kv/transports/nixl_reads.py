@@ -91,13 +91,12 @@ class NixlSlots:
             raise ManifestMismatch("a slot is smaller than one row of KV")
         return self._terms.body_bytes(header_bytes, layout)
 
-    def chunk(
-        self, parts: Sequence[KvPart], row_bytes: int, section: Section
-    ) -> Generator[tuple[list[Piece], memoryview]]:
+    def chunk(self, parts: Sequence[KvPart], row_bytes: int) -> Generator[tuple[list[Piece], memoryview]]:
         """Batches as they have been read: one after the other, or several at once if that takes time.
 
         Raises InvalidRequest, ManifestMismatch; TransportFailed; TimeoutError, Interrupted, OSError.
         """
+        section = Section(sum(part.nbytes for part in parts))
         carrier, landing = self._carrier, self._introduced()
         source = _Source(
             carrier.bases, self._terms, self._read_blocks(parts[0], section), parts[0], row_bytes

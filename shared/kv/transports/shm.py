@@ -187,14 +187,12 @@ class SegmentSlots:
             raise ManifestMismatch("a slot is smaller than one row of KV")
         return body_bytes(header_bytes, layout, self._mapped.segment.shape)
 
-    def chunk(
-        self, parts: Sequence[KvPart], row_bytes: int, section: Section
-    ) -> Generator[tuple[list[Piece], memoryview]]:
+    def chunk(self, parts: Sequence[KvPart], row_bytes: int) -> Generator[tuple[list[Piece], memoryview]]:
         """Batches as the sender fills slots with them. Raises ManifestMismatch."""
         segment = self._mapped.segment
         for batch in cut(parts, row_bytes, segment.shape.slot_bytes, None):
             num_bytes = sum([piece.end - piece.start for piece in batch]) * row_bytes
-            self._wait_filled(num_bytes, section)
+            self._wait_filled(num_bytes, Section(num_bytes))
             yield batch, segment.slot(self._mapped.num_emptied)[:num_bytes]
             # Its bytes are where they belong: the sender may fill it again.
             self._mapped.num_emptied += 1
@@ -210,7 +208,6 @@ class SegmentSlots:
             filled += taken
         if _LENGTH.unpack(length)[0] != num_bytes:
             raise ManifestMismatch("a batch has not the length that the manifest implies")
-        section.taken_bytes += num_bytes
 
 
 def body_bytes(header_bytes: int, layout: BlobLayout, shape: SegmentShape) -> int:
