@@ -187,3 +187,39 @@ def test_an_unwanted_step_stops_between_two_layers(tiny: TinyModel) -> None:
     with pytest.raises(StepAbandoned):
         bench.prompt(group, 16)
     assert bench.cache.k[0].isnan().all()
+
+
+class LayersSeen:
+    """A sender's progress that looks at the cache whenever it is told of a layer."""
+
+    def __init__(self, bench: Bench, group: Group) -> None:
+        self._cache = bench.cache
+        self._group = group
+        self.seen: list[tuple[int, int, list[bool]]] = []
+
+    def advance_layers(self, num_computed: int, num_layers: int) -> None:
+        index = torch.tensor(self._group.blocks)
+        written = [
+            not bool(torch.cat([k[index], v[index]]).flatten(1, 2)[:, :, 0].isnan().any())
+            for k, v in zip(self._cache.k, self._cache.v, strict=True)
+        ]
+        self.seen.append((num_computed, num_layers, written))
+
+    def advance(self, num_computed: int) -> None: ...
+
+    def finish(self, first_tokens: Ids[int], finished: Ids[bool]) -> None: ...
+
+    def cancel(self, reason: str) -> None: ...
+
+
+def test_each_layer_of_the_last_chunk_is_told_when_it_is_written(tiny: TinyModel) -> None:
+    """Told with K and V of that layer in the pool and later ones still missing; earlier chunks tell nothing."""
+    bench = Bench(tiny)
+    group = bench.group(_tokens(64))
+    progress = LayersSeen(bench, group)
+    group.progress = progress
+    bench.prompt(group, chunk_size=32)
+
+    num_layers = bench.cache.shape.num_layers
+    told = [(64, layer, [other < layer for other in range(num_layers)]) for layer in range(1, num_layers + 1)]
+    assert told == progress.seen
