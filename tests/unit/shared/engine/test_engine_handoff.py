@@ -32,6 +32,9 @@ class Recorder:
     def advance(self, num_computed: int) -> None:
         self.told.append(num_computed)
 
+    def advance_layers(self, num_computed: int, num_layers: int) -> None:
+        self.told.append((num_computed, num_layers))
+
     def finish(self, first_tokens: Sequence[int], finished: Sequence[bool]) -> None:
         self.told.append((list(first_tokens), list(finished)))
 
