@@ -1,4 +1,4 @@
-"""The commands `handoff bench kv-quant`, which loads the model in this process, and `overlap`, which starts workers.
+"""The commands `handoff bench kv-quant`, which loads the model in this process, and `overlap`.
 
 `bench_kv_quant` and `bench_overlap` measure.
 """
@@ -84,7 +84,15 @@ def overlap(
     if warning is not None:
         typer.echo(f"handoff bench overlap: {warning}", err=True)
     plan = OverlapPlan(
-        model, prompt_tokens, chunk_size, runs, threads_per_worker, dtype and dtype.value, transports, start_timeout_s, seed
+        model=model,
+        prompt_tokens=prompt_tokens,
+        chunk_size=chunk_size,
+        runs=runs,
+        threads=threads_per_worker,
+        dtype=dtype.value if dtype is not None else None,
+        transports=transports,
+        start_timeout_s=start_timeout_s,
+        seed=seed,
     )
     try:
         with sigterm_as_interrupt():

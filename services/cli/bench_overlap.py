@@ -37,7 +37,7 @@ class Plan:
     chunk_size: int = 256
     runs: int = 5
     threads: int | None = None
-    dtype: str = "auto"
+    dtype: str | None = None
     transports: str | None = None
     start_timeout_s: float = 1800.0
     seed: int = 0
@@ -145,15 +145,14 @@ def _worker(
 ) -> Iterator[str]:
     """A ready worker process; gives its URL."""
     command, url, chosen = worker_command(role, plan.model, SECRET)
-    chosen |= {
-        "HANDOFF_DTYPE": plan.dtype,
+    wanted = {
         "HANDOFF_CPUS": format_cores(cores),
         "HANDOFF_LOG_LEVEL": "warning",
+        "HANDOFF_NUM_THREADS": plan.threads and str(plan.threads),
+        "HANDOFF_DTYPE": plan.dtype,
+        "HANDOFF_KV_TRANSPORTS": plan.transports,
     }
-    if plan.threads is not None:
-        chosen["HANDOFF_NUM_THREADS"] = str(plan.threads)
-    if plan.transports is not None:
-        chosen["HANDOFF_KV_TRANSPORTS"] = plan.transports
+    chosen |= {name: value for name, value in wanted.items() if value}
     with spawned(command, {**environ, **chosen, **own}) as process:
         wait_until_ready(process, url, plan.start_timeout_s)
         yield url
