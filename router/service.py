@@ -33,7 +33,7 @@ from shared.asgi.body import read_body
 from shared.asgi.context import request_id_of
 from shared.asgi.disconnect import finish, run_until_disconnect
 from shared.asgi.stream import SSE, OwnedStream
-from shared.errors import Overloaded, ServingError, Unavailable
+from shared.errors import InvalidRequest, Overloaded, ServingError, Unavailable
 
 T = TypeVar("T")
 Endpoint = Literal["chat", "completions", "responses"]
@@ -108,7 +108,10 @@ class Service:
         def resolve(parsed: ChatRequest | CompletionRequest) -> Plan:
             facts = self._checkpoint.facts
             if isinstance(parsed, ChatRequest):
-                return self._resolver.chat(parsed, facts, max_model_len, _draw_seed)
+                try:
+                    return self._resolver.chat(parsed, facts, max_model_len, _draw_seed)
+                except InvalidRequest as exc:
+                    raise parsed.in_own_words(exc) from exc
             return self._resolver.completion(parsed, facts, max_model_len, _draw_seed)
 
         def both(*, is_short: bool) -> tuple[ChatRequest | CompletionRequest, Plan | None]:
@@ -171,7 +174,13 @@ class Service:
         if isinstance(parsed, ResponseRequest):
             sampling = plan.prompts[0].sampling
             drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-            return ResponseAnswer(response_id, created=created, model=model, told=parsed.told | drawn)
+            return ResponseAnswer(
+                response_id,
+                created=created,
+                model=model,
+                told=parsed.told | drawn,
+                tokenizer=self._checkpoint.tokenizer,
+            )
         make = ChatAnswer if isinstance(parsed, ChatRequest) else CompletionAnswer
         return make(
             response_id,
@@ -181,6 +190,7 @@ class Service:
             tokenizer=self._checkpoint.tokenizer,
             include_usage=plan.include_usage,
             logprobs=plan.logprobs,
+            by_id=plan.by_id,
             prompts=plan.prompt_ids() if plan.token_ids else None,
         )
 

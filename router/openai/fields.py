@@ -34,7 +34,7 @@ def _refused(name: str, *neutral: Any, note: str = "") -> Field:
 PASSED_ON = (
     *("temperature", "top_p", "top_k", "min_p", "min_tokens", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "stream"),
-    *("include_stop_str_in_output", "truncate_prompt_tokens"),
+    *("include_stop_str_in_output", "truncate_prompt_tokens", "skip_special_tokens", "top_logprobs"),
 )
 """Fields that /v1/responses has from chat as they are."""
 
@@ -76,11 +76,11 @@ _SHARED = (
     Field("truncate_prompt_tokens", "supported", "keeps the last ones; -1: what leaves room for the answer"),
     Field("priority", "ignored", "requests are served first come, first served"),
     _refused("prompt_logprobs", False, note="use echo with logprobs"),
-    _refused("skip_special_tokens", True),
-    _refused("return_tokens_as_token_ids", False),
+    Field("skip_special_tokens", "supported", "false: special tokens are text, the end token aside"),
+    Field("return_tokens_as_token_ids", "supported", "tokens of logprobs are named token_id:N"),
     _refused("allowed_token_ids"),
     _refused("bad_words"),
-    Field("guided_json", "supported", "a JSON schema, as an object or as text"),
+    Field("guided_json", "supported", "a JSON schema, as an object or as text; {} is any JSON"),
     Field("guided_regex", "supported", "Rust's syntax, matched by the whole answer"),
     Field("guided_choice", "supported", "a list of texts"),
     Field("guided_grammar", "supported", "Lark or GBNF"),
@@ -103,7 +103,7 @@ COMPLETION_FIELDS = (
     Field("best_of", "supported", "draws so many, shows the n with the best mean logprob; not with stream"),
     Field("echo", "supported", "with logprobs: also the prompt's; with max_tokens 0: nothing is generated"),
     Field("suffix", "supported", "only where the tokenizer has Qwen2.5-Coder's fill-in-the-middle tokens"),
-    _refused("add_special_tokens", True),
+    Field("add_special_tokens", "supported", "false: no BOS token, where the tokenizer adds one to text"),
 )
 
 CHAT_FIELDS = (
@@ -130,7 +130,7 @@ CHAT_FIELDS = (
     _refused("web_search_options"),
     _refused("chat_template", note="the checkpoint's own template is used"),
     _refused("documents"),
-    _refused("add_special_tokens", False),
+    Field("add_special_tokens", "supported", "true: a BOS token before the template's text, if there is one"),
 )
 
 RESPONSE_FIELDS = (
@@ -141,7 +141,8 @@ RESPONSE_FIELDS = (
     *(field for field in _SHARED if field.name in PASSED_ON),
     Field("text", "supported", "format and its limits as response_format of chat; verbosity only medium"),
     Field("chat_template_kwargs", "supported", "further variables for the template"),
-    Field("include", "ignored", "nothing that could be included exists; logprobs are refused"),
+    Field("include", "supported", "message.output_text.logprobs; nothing else exists that could be included"),
+    Field("top_logprobs", "supported", "0 to 20; above 0 it asks for logprobs by itself"),
     Field("reasoning", "ignored", "this model has none that can be set"),
     Field("tools", "supported", "functions only"),
     Field("tool_choice", "supported", "none, auto, required, a function, or allowed_tools"),
@@ -159,7 +160,6 @@ RESPONSE_FIELDS = (
     _refused("background_options"),
     _refused("context_management"),
     _refused("truncation", "disabled"),
-    _refused("top_logprobs", 0),
     _refused("image"),
 )
 

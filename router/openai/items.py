@@ -15,7 +15,7 @@ def to_messages(instructions: Any, value: Any) -> list[dict[str, Any]]:
     out: they are for a model of another kind.
     """
     messages: list[dict[str, Any]] = []
-    if instructions is not None:
+    if instructions not in (None, "", [], {}):
         if not isinstance(instructions, str):
             _refuse("instructions", "must be text")
         messages.append({"role": "system", "content": instructions})

@@ -24,35 +24,38 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST) if math.isfinite(logprob) else LOWEST
 
 
-def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: TextTokenizer) -> dict[str, list[Any]]:
-    """tokens, token_logprobs, top_logprobs, text_offset."""
+def completion_logprobs(
+    entries: Sequence[TokenEntry], tokenizer: TextTokenizer, *, by_id: bool = False
+) -> dict[str, list[Any]]:
+    """tokens, token_logprobs, top_logprobs, text_offset. by_id: tokens are named token_id:N."""
     return {
-        "tokens": [entry.text for entry in entries],
+        "tokens": [_by_id(entry.token_id) if by_id else entry.text for entry in entries],
         "token_logprobs": [None if entry.logprob is None else finite(entry.logprob) for entry in entries],
-        "top_logprobs": [_best(entry, tokenizer) for entry in entries],
+        "top_logprobs": [_best(entry, tokenizer, by_id=by_id) for entry in entries],
         "text_offset": [entry.offset for entry in entries],
     }
 
 
-def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: TextTokenizer) -> dict[str, Any]:
-    """content: token, bytes, logprob and top_logprobs of each."""
-    return {
-        "content": [
-            _token(entry.token_id, entry.logprob or 0.0, tokenizer)
-            | {"top_logprobs": [_token(token_id, logprob, tokenizer) for token_id, logprob in entry.top]}
-            for entry in entries
-        ],
-        "refusal": None,
-    }
+def chat_logprobs(
+    entries: Sequence[TokenEntry], tokenizer: TextTokenizer, *, by_id: bool = False
+) -> dict[str, Any]:
+    """content: token, bytes, logprob and top_logprobs of each. by_id: tokens are named token_id:N."""
+    return {"content": [_entry(entry, tokenizer, by_id=by_id) for entry in entries], "refusal": None}
 
 
-def _best(entry: TokenEntry, tokenizer: TextTokenizer) -> dict[str, float] | None:
+def _by_id(token_id: int) -> str:
+    return f"token_id:{token_id}"
+
+
+def _best(entry: TokenEntry, tokenizer: TextTokenizer, *, by_id: bool) -> dict[str, float] | None:
     """The best tokens by their text, and the chosen one under its text in `tokens`.
 
     Of others that look alike the best one counts, and before any that looks like the chosen one, that one does.
     """
     if entry.logprob is None:
         return None
+    if by_id:
+        return {_by_id(i): finite(logprob) for i, logprob in (*entry.top, (entry.token_id, entry.logprob))}
     best: dict[str, float] = {}
     for token_id, logprob in entry.top:
         text = entry.text if token_id == entry.token_id else tokenizer.text_of(token_id)
@@ -61,6 +64,13 @@ def _best(entry: TokenEntry, tokenizer: TextTokenizer) -> dict[str, float] | Non
     return best
 
 
-def _token(token_id: int, logprob: float, tokenizer: TextTokenizer) -> dict[str, Any]:
-    content = b"" if token_id in tokenizer.special_ids else tokenizer.token_bytes(token_id)
-    return {"token": tokenizer.text_of(token_id), "logprob": finite(logprob), "bytes": list(content)}
+def _entry(entry: TokenEntry, tokenizer: TextTokenizer, *, by_id: bool) -> dict[str, Any]:
+    def one(token_id: int, logprob: float) -> dict[str, Any]:
+        is_text = token_id not in tokenizer.special_ids or (token_id == entry.token_id and entry.text)
+        return {
+            "token": _by_id(token_id) if by_id else tokenizer.text_of(token_id),
+            "logprob": finite(logprob),
+            "bytes": list(tokenizer.token_bytes(token_id)) if is_text else [],
+        }
+
+    return one(entry.token_id, entry.logprob or 0.0) | {"top_logprobs": [one(*best) for best in entry.top]}

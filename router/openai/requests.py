@@ -17,6 +17,7 @@ from router.openai.prompts import Prompt, parse_prompts
 from router.openai.shared_fields import Limits, SharedFields, limits_of, refuse, validate, within_choices
 from router.openai.tools import AUTO, Tool, ToolChoice, callable_tools, parse_tool_choice, parse_tools
 from router.text.template import Message
+from shared.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 _RESERVED_VARIABLES = frozenset(
@@ -38,6 +39,7 @@ class CompletionRequest(SharedFields):
     best_of: Annotated[int, BeforeValidator(within_choices)] | None = Field(default=None, ge=1)
     echo: bool = False
     suffix: str = ""
+    add_special_tokens: bool = True
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
     @property
@@ -65,6 +67,11 @@ class ChatRequest(SharedFields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_special_tokens: bool = False
+
+    def in_own_words(self, error: InvalidRequest) -> InvalidRequest:
+        """`error` about this request, as the endpoint that it came from names things."""
+        return error
 
     @property
     def has_form(self) -> bool:

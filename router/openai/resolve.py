@@ -47,6 +47,7 @@ class Plan:
     num_choices: per prompt; the client sees sample j of prompt i as index i * num_choices + j.
     num_shown: per prompt; fewer than num_choices only with best_of, and then the best.
     every_entry: logprobs of every counted token are wanted, also of those without text.
+    keep_special: special tokens are text. by_id: tokens of logprobs are named by their ids.
     """
 
     prompts: tuple[PlannedPrompt, ...]
@@ -60,6 +61,8 @@ class Plan:
     echo: bool = False
     every_entry: bool = False
     include_stop: bool = False
+    keep_special: bool = False
+    by_id: bool = False
     tool_names: tuple[str, ...] = ()
 
     def prompt_ids(self) -> list[list[int]]:
@@ -77,6 +80,7 @@ class Plan:
                 names=self.tool_names,
                 min_tokens=planned.sampling.min_tokens,
                 include_stop=self.include_stop,
+                keep_special=self.keep_special,
             )
         return ChoiceText(
             tokenizer,
@@ -86,6 +90,7 @@ class Plan:
             include_stop=self.include_stop,
             every_entry=self.every_entry,
             offset=offset,
+            keep_special=self.keep_special,
         )
 
 
@@ -114,7 +119,7 @@ class Resolver:
         for prompt in request.prompt:
             if isinstance(prompt, str):
                 check(prompt)
-                prompts.append(self._tokenizer.encode(prompt, add_bos=True))
+                prompts.append(self._tokenizer.encode(prompt, add_bos=request.add_special_tokens))
             else:
                 prompts.append(prompt)
         if request.suffix:
@@ -142,6 +147,7 @@ class Resolver:
             continue_final_message=request.continue_final_message,
             variables=request.chat_template_kwargs,
             check=check,
+            add_bos=request.add_special_tokens,
         )
 
     def _length_check(
@@ -204,6 +210,8 @@ class Resolver:
             echo=isinstance(request, CompletionRequest) and request.echo,
             every_entry=isinstance(request, CompletionRequest),
             include_stop=request.include_stop_str_in_output,
+            keep_special=not request.skip_special_tokens,
+            by_id=request.return_tokens_as_token_ids,
             tool_names=form.tool_names,
         )
 

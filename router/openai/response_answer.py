@@ -10,8 +10,10 @@ from typing import Any
 
 import orjson
 
+from router.openai.logprobs import chat_logprobs
 from router.openai.responses import Usage, timing_comment
 from router.text.choice import Piece
+from router.text.tokenizer import TextTokenizer
 from router.text.tools_parser import CallDelta
 from shared.asgi.text import one_line_json
 
@@ -19,10 +21,19 @@ from shared.asgi.text import one_line_json
 class ResponseAnswer:
     """One object per request. told: what the response repeats of its request, sampling included."""
 
-    def __init__(self, response_id: str, *, created: int, model: str, told: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        *,
+        created: int,
+        model: str,
+        told: Mapping[str, Any],
+        tokenizer: TextTokenizer,
+    ) -> None:
         self.id = f"resp_{response_id}"
         self._unique = response_id
         self._head = {"id": self.id, "object": "response", "created_at": created, "model": model, **told}
+        self._tokenizer = tokenizer
         self._sequence = 0
         self._items: list[_Item] = []
         self._is_complete = True
@@ -43,8 +54,13 @@ class ResponseAnswer:
                 events += self._open(None)
             item = self._items[-1]
             item.content.append(piece.text)
+            logprobs = chat_logprobs(piece.entries, self._tokenizer)["content"]
+            item.logprobs += logprobs
             events += self._event(
-                "response.output_text.delta", **item.part_place, delta=piece.text, logprobs=[]
+                "response.output_text.delta",
+                **item.part_place,
+                delta=piece.text,
+                logprobs=_without_bytes(logprobs),
             )
         for call in piece.calls:
             if call.name is not None:
@@ -84,7 +100,7 @@ class ResponseAnswer:
         self._items.append(item)
         events += self._event("response.output_item.added", output_index=item.index, item=item.shown())
         if call is None:
-            events += self._event("response.content_part.added", **item.part_place, part=_part(""))
+            events += self._event("response.content_part.added", **item.part_place, part=_part("", []))
         return events
 
     def _close_last(self, status: str) -> bytes:
@@ -94,8 +110,11 @@ class ResponseAnswer:
         item.status = status
         content = "".join(item.content)
         if item.call is None:
-            events = self._event("response.output_text.done", **item.part_place, text=content, logprobs=[])
-            events += self._event("response.content_part.done", **item.part_place, part=_part(content))
+            logprobs = _without_bytes(item.logprobs)
+            events = self._event(
+                "response.output_text.done", **item.part_place, text=content, logprobs=logprobs
+            )
+            events += self._event("response.content_part.done", **item.part_place, part=item.part())
         else:
             events = self._event(
                 "response.function_call_arguments.done", **item.place, arguments=content, name=item.call.name
@@ -133,9 +152,14 @@ class _Item:
         self.call = call
         self.status = "in_progress"
         self.content: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []
         self._id = f"{'msg' if call is None else 'fc'}_{unique}_{index}"
         self.place = {"item_id": self._id, "output_index": index}
         self.part_place = {**self.place, "content_index": 0}
+
+    def part(self) -> dict[str, Any]:
+        """A message's text with the logprobs of its tokens; those of calls have no place in this API."""
+        return _part("".join(self.content), self.logprobs)
 
     def shown(self) -> dict[str, Any]:
         """As the API has it by now."""
@@ -148,13 +172,25 @@ class _Item:
                 "arguments": content,
             }
         else:
-            parts = [] if self.status == "in_progress" else [_part(content)]
+            parts = [] if self.status == "in_progress" else [self.part()]
             shown = {"type": "message", "role": "assistant", "content": parts}
         return {"id": self._id, "status": self.status, **shown}
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _without_bytes(logprobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As events of this API have them."""
+    return [
+        {
+            "token": entry["token"],
+            "logprob": entry["logprob"],
+            "top_logprobs": [{"token": t["token"], "logprob": t["logprob"]} for t in entry["top_logprobs"]],
+        }
+        for entry in logprobs
+    ]
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -16,7 +16,13 @@ from router.openai.shared_fields import Limits, validate
 from shared.errors import InvalidRequest
 
 _LOGPROBS = "message.output_text.logprobs"
-_NAMES = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+_NAMES = {  # of chat fields, the longer ones first, and what stands for them here
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+}
 
 
 class ResponseRequest(ChatRequest):
@@ -24,13 +30,18 @@ class ResponseRequest(ChatRequest):
 
     told: dict[str, Any] = Field(default_factory=dict, exclude=True)
 
+    def in_own_words(self, error: InvalidRequest) -> InvalidRequest:
+        """See ChatRequest."""
+        return _renamed(error)
+
 
 def parse_response(body: bytes, limits: Limits) -> ResponseRequest:
     """Raises InvalidRequest, which names the field at fault."""
     content = parse_body(body)
     check_refused(content, RESPONSE_FIELDS)
-    if _LOGPROBS in (content.get("include") or ()):
-        raise InvalidRequest(f"include {_LOGPROBS} is not supported", param="include")
+    include = content.get("include") or []
+    if not isinstance(include, list):
+        raise InvalidRequest("include must be a list", param="include")
     chat: dict[str, Any] = {
         name: content[name] for name in (*PASSED_ON, "model", "chat_template_kwargs") if name in content
     }
@@ -40,6 +51,7 @@ def parse_response(body: bytes, limits: Limits) -> ResponseRequest:
     chat["tools"] = _tools(content.get("tools"))
     chat["tool_choice"] = _tool_choice(content.get("tool_choice"))
     chat["parallel_tool_calls"] = content.get("parallel_tool_calls")
+    chat["logprobs"] = _LOGPROBS in include or bool(content.get("top_logprobs"))
     try:
         request = validate(ResponseRequest, chat, CHAT_FIELDS, limits)
         check_chat(request)
@@ -52,14 +64,15 @@ def parse_response(body: bytes, limits: Limits) -> ResponseRequest:
 def _told(content: Mapping[str, Any]) -> dict[str, Any]:
     """Of a request that is known to be valid."""
     return {
-        "instructions": content.get("instructions"),
+        "instructions": content.get("instructions") or None,
         "max_output_tokens": content.get("max_output_tokens"),
         "metadata": content.get("metadata") or {},
         "parallel_tool_calls": content.get("parallel_tool_calls") is not False,
         "text": content.get("text") or {"format": {"type": "text"}},
         "tool_choice": content.get("tool_choice") or "auto",
         "tools": [{"parameters": None, "strict": False, **tool} for tool in content.get("tools") or []],
-        "user": content.get("user"),
+        "top_logprobs": content.get("top_logprobs") or 0,
+        "user": content.get("user") or None,
     }
 
 
@@ -90,7 +103,7 @@ def _tool_choice(value: Any) -> Any:
 
 def _format(text: Any) -> dict[str, Any] | None:
     """`text` as chat's response_format, which has a level more."""
-    if text is None:
+    if not text:
         return None
     if not isinstance(text, dict):
         raise InvalidRequest("text must be an object", param="text")
@@ -103,11 +116,14 @@ def _format(text: Any) -> dict[str, Any] | None:
 
 
 def _renamed(error: InvalidRequest) -> InvalidRequest:
-    """A complaint about the chat request in the words of this endpoint."""
-    param, message = error.param or "", error.message
-    name = re.match(r"\w+", param)
-    if name is None:
-        return error
-    here = "input" if name.group() == "messages" else _NAMES.get(name.group(), name.group())
-    where = here if here == "input" else here + param[name.end() :].replace(".function.", ".")
-    return type(error)(message.replace(param, where, 1), param=where)
+    """A complaint about the chat request in the words of this endpoint, which has other fields and places."""
+    param = error.param or ""
+    here = param.replace(".function.", ".")
+    for name, own in _NAMES.items():
+        if re.match(rf"{re.escape(name)}(?!\w)", param):
+            here = own if own == "input" else own + here[len(name) :]
+            break
+    message = error.message.replace(param, here) if param else error.message
+    for name, own in _NAMES.items():
+        message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", own, message)
+    return type(error)(message, param=here or None)

@@ -73,17 +73,20 @@ class Answer(ABC):
         tokenizer: TextTokenizer,
         include_usage: bool = False,
         logprobs: bool = False,
+        by_id: bool = False,
         prompts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """response_id: the unique part of the id. created: Unix seconds. fingerprint: of the model served.
 
         logprobs: they were asked for, so a whole answer has the lists even if it has no text.
+        by_id: their tokens are named by id.
         prompts: given if token ids were asked for: the prompt's ids of every choice, by index.
         """
         self.id = self.prefix + response_id
         self._tokenizer = tokenizer
         self._include_usage = include_usage
         self._logprobs = logprobs
+        self._by_id = by_id
         self._prompts = prompts
         self._head = {"created": created, "model": model, "system_fingerprint": fingerprint}
         head = orjson.dumps({"id": self.id, "object": self.stream_object} | self._head)
@@ -182,13 +185,15 @@ class CompletionAnswer(Answer):
     def _chunk(
         self, index: int, text: str | None, entries: Sequence[TokenEntry], finish_reason: str | None
     ) -> dict[str, Any]:
-        logprobs = completion_logprobs(entries, self._tokenizer) if entries else None
+        logprobs = completion_logprobs(entries, self._tokenizer, by_id=self._by_id) if entries else None
         return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _choice(
         self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: str | None
     ) -> dict[str, Any]:
-        logprobs = completion_logprobs(entries, self._tokenizer) if self._logprobs else None
+        logprobs = (
+            completion_logprobs(entries, self._tokenizer, by_id=self._by_id) if self._logprobs else None
+        )
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
@@ -204,7 +209,7 @@ class ChatAnswer(Answer):
         self, index: int, text: str | None, entries: Sequence[TokenEntry], finish_reason: str | None
     ) -> dict[str, Any]:
         delta = {} if text is None else {"content": text}
-        logprobs = chat_logprobs(entries, self._tokenizer) if entries else None
+        logprobs = chat_logprobs(entries, self._tokenizer, by_id=self._by_id) if entries else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -221,6 +226,8 @@ class ChatAnswer(Answer):
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": chat_logprobs(entries, self._tokenizer) if self._logprobs else None,
+            "logprobs": chat_logprobs(entries, self._tokenizer, by_id=self._by_id)
+            if self._logprobs
+            else None,
             "finish_reason": finish_reason,
         }

@@ -31,6 +31,22 @@ from router.openai.structured import (
 from shared.errors import InvalidRequest
 
 MAX_BIASES = 1024
+_MAY_BE_EMPTY = frozenset(
+    {
+        *(
+            "model",
+            "stop",
+            "stop_token_ids",
+            "logit_bias",
+            "stream_options",
+            "suffix",
+            "chat_template_kwargs",
+        ),
+        *("tools", "tool_choice", "response_format", "structured_outputs"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    }
+)
+"""Fields that are lists, texts or objects and need not be there: empty, they ask for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,8 @@ class SharedFields(BaseModel):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    skip_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -155,7 +173,7 @@ R = TypeVar("R", bound=SharedFields)
 def validate(cls: type[R], content: dict[str, Any], table: tuple[KnownField, ...], limits: Limits) -> R:
     """Raises InvalidRequest, which names the field at fault."""
     check_refused(content, table)
-    given = {name: value for name, value in content.items() if value is not None}
+    given = {name: value for name, value in content.items() if not _asks_for_nothing(name, value)}
     try:
         request = cls.model_validate(given | {"unknown": unknown_fields(content, table)}, context=limits)
     except ValidationError as exc:
@@ -169,6 +187,12 @@ def validate(cls: type[R], content: dict[str, Any], table: tuple[KnownField, ...
     if asked is not None and request.min_tokens > asked:
         refuse("min_tokens", f"is larger than max_tokens, which is {asked}")
     return request
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    if name == "guided_json" and value == {}:
+        return False  # a schema, of whatever is JSON
+    return value is None or (value in ("", [], {}) and name in _MAY_BE_EMPTY)
 
 
 def _told(error: ValidationError) -> InvalidRequest:

@@ -48,11 +48,13 @@ class ConversationEncoder:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
         check: Callable[[str], None] | None = None,
+        add_bos: bool = False,
     ) -> list[int]:
         """Prompt ids of a conversation.
 
         continue_final_message: leave the last message open, with its trailing spaces, to be written on.
         check: gets the whole prompt as text before it is tokenised, and may raise.
+        add_bos: a BOS token comes first, whatever the template writes.
         Raises InvalidRequest if the template cannot render it.
         """
         nonce = str(secrets.randbelow(9 * 10**_NONCE_DIGITS) + 10**_NONCE_DIGITS)
@@ -80,7 +82,8 @@ class ConversationEncoder:
                 raise InvalidRequest("the chat template drops the message to continue", param="messages")
         if check is not None:
             check(text.replace(nonce, "") if changed else text)
-        return self._encode_broken(text, nonce) if changed else self._tokenizer.encode(text)
+        ids = self._encode_broken(text, nonce) if changed else self._tokenizer.encode(text)
+        return [*self._tokenizer.bos_ids, *ids] if add_bos else ids
 
     def _protect_message(self, message: Message, nonce: str) -> Message:
         """Only the content of trusted roles may hold tags; everything else is broken wherever it can be."""

@@ -73,6 +73,12 @@ class TextTokenizer:
         return cls(tokenizer)
 
     @property
+    def bos_ids(self) -> list[int]:
+        """What `encode` puts before a text if `add_bos` asks for it; empty without such a token."""
+        plain, whole = self.encode("a"), self.encode("a", add_bos=True)
+        return whole[: whole.index(plain[0])]
+
+    @property
     def special_texts(self) -> frozenset[str]:
         """Texts of the special tokens."""
         return frozenset(text for text, token_id in self.control_ids.items() if token_id in self.special_ids)

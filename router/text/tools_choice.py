@@ -29,6 +29,7 @@ class ToolChoiceText(ChoiceText):
         names: Collection[str],
         min_tokens: int = 0,
         include_stop: bool = False,
+        keep_special: bool = False,
     ) -> None:
         """names: tools that may be called."""
         super().__init__(
@@ -37,7 +38,7 @@ class ToolChoiceText(ChoiceText):
             stops,
             min_tokens=min_tokens,
             include_stop=include_stop,
-            keep_special=OPEN in tokenizer.special_texts,
+            keep_special=keep_special or OPEN in tokenizer.special_texts,
         )
         self._parser = ToolParser(names)
         self._unsent_ids: tuple[TokenId, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from router.text.tokenizer import TextTokenizer
 from tests.integration.test_bad_input import check_error
 from tests.support.cluster import Cluster
 
+BAD_SCHEMA = {"type": "object", "properties": {"x": {"type": "no such type"}}}
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"repetition_penalty": 1.0}}
 INPUT: list[Any] = [
     {"role": "developer", "content": "Be short."},
@@ -233,8 +235,17 @@ def test_text_can_be_held_to_a_schema(client: openai.OpenAI) -> None:
         ("conversation", {"conversation": "conv_1"}),
         ("background", {"background": True}),
         ("truncation", {"truncation": "auto"}),
-        ("include", {"include": ["message.output_text.logprobs"]}),
+        ("include", {"include": "message.output_text.logprobs"}),
+        ("top_logprobs", {"top_logprobs": 21}),
         ("max_output_tokens", {"max_output_tokens": 0}),
+        ("input", {"max_output_tokens": 5000}),
+        ("min_tokens", {"max_output_tokens": 2, "min_tokens": 3}),
+        ("stop_token_ids", {"stop_token_ids": [10**6]}),
+        (
+            "text.format.schema",
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": BAD_SCHEMA}}},
+        ),
+        ("tools[0].parameters", {"tools": [TOOL | {"parameters": BAD_SCHEMA}]}),
         ("temperature", {"temperature": 9}),
         ("text", {"text": "json"}),
         ("stream", {"stream": 1}),
@@ -246,12 +257,75 @@ def test_what_cannot_be_done_is_refused_by_name(pd: Cluster, param: str, body: d
     response = httpx.post(f"{pd.url}/v1/responses", json=content)
 
     check_error(response, 400)
-    assert param == response.json()["error"]["param"], response.text
+    error = response.json()["error"]
+    assert param == error["param"], response.text
+    words = set(re.findall(r"[\w.]+", error["message"]))
+    assert not words & {
+        "messages",
+        "max_tokens",
+        "max_completion_tokens",
+        "response_format",
+        "tools[0].function",
+    }
 
 
 def test_too_long_an_input_says_what_clients_search_for(pd: Cluster) -> None:
-    """As on the other endpoints."""
-    response = httpx.post(f"{pd.url}/v1/responses", json={"input": "hi " * 9000})
+    """As on the other endpoints, whether it was tokenised or not, about the field that this endpoint has."""
+    for text in ("hi " * 9000, "1" * 9000):
+        response = httpx.post(f"{pd.url}/v1/responses", json={"input": text})
 
-    check_error(response, 400)
-    assert "maximum context length is 4096 tokens" in response.json()["error"]["message"]
+        check_error(response, 400)
+        error = response.json()["error"]
+        assert "maximum context length is 4096 tokens" in error["message"]
+        assert ("input", "context_length_exceeded") == (error["param"], error["code"])
+        assert "messages" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_best"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, 2),
+        ({"top_logprobs": 3}, 3),
+    ],
+)
+def test_logprobs_are_those_of_chat(client: openai.OpenAI, fields: dict[str, Any], num_best: int) -> None:
+    """Beside the text that they belong to: in the whole answer, in each delta, and once more at the end."""
+    ask: dict[str, Any] = {"model": "tiny", "input": "hi", "max_output_tokens": 12, **GREEDY, **fields}
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=12,
+        logprobs=True,
+        top_logprobs=num_best,
+        **GREEDY,
+    )
+    response = client.responses.create(**ask)
+    events = list(client.responses.create(stream=True, **ask))
+
+    assert chat.choices[0].logprobs is not None
+    expected = [entry.model_dump() for entry in chat.choices[0].logprobs.content or []]
+    (message,) = response.output
+    assert message.type == "message"
+    (part,) = message.content
+    assert part.type == "output_text"
+    found = [entry.model_dump() for entry in part.logprobs or []]
+    assert expected[: len(found)] == found
+    spelled = bytes(byte for entry in found for byte in entry["bytes"])
+    assert spelled.decode(errors="replace").startswith(part.text)
+    assert {num_best} == {len(entry["top_logprobs"]) for entry in found}
+    streamed = [event for event in events if event.type == "response.output_text.delta"]
+    deltas = [entry.model_dump() for event in streamed for entry in event.logprobs]
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert deltas == [entry.model_dump() for entry in done.logprobs]
+    assert [(e["token"], e["logprob"]) for e in found] == [(e["token"], e["logprob"]) for e in deltas]
+
+
+def test_without_asking_there_are_no_logprobs(client: openai.OpenAI) -> None:
+    """Other things to include do not exist, and cost nothing."""
+    response = client.responses.create(
+        model="tiny", input="hi", max_output_tokens=4, include=["reasoning.encrypted_content"], **GREEDY
+    )
+    (message,) = response.output
+    assert message.type == "message"
+    assert [[]] == [part.logprobs for part in message.content if part.type == "output_text"]

@@ -47,7 +47,7 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
     ("param", "fields"),
     [
         ("response_format", {"response_format": "json"}),
-        ("response_format.type", {"response_format": {}}),
+        ("response_format.type", {"response_format": {"type": None}}),
         ("response_format.type", {"response_format": {"type": "xml"}}),
         ("response_format.json_schema", {"response_format": {"type": "json_schema"}}),
         (
@@ -68,7 +68,7 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
         ("guided_regex", {"guided_regex": "(a"}),
         ("guided_regex", {"guided_regex": ["a"]}),
         ("guided_regex", {"guided_regex": "a" * (MAX_GRAMMAR_CHARS + 1)}),
-        ("guided_choice", {"guided_choice": []}),
+        ("guided_choice", {"guided_choice": {"a": 1}}),
         ("guided_choice", {"guided_choice": "yes"}),
         ("guided_choice", {"guided_choice": ["yes", ""]}),
         ("guided_choice", {"guided_choice": [1]}),
@@ -79,7 +79,7 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
         ("structured_outputs.regex", {"structured_outputs": {"regex": "(a"}}),
         ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "x"}}),
         ("guided_regex", {"response_format": {"type": "json_object"}, "guided_regex": "a"}),
-        ("tools", {"tools": {}}),
+        ("tools", {"tools": {"a": 1}}),
         ("tools[0]", {"tools": ["f"]}),
         ("tools[0].type", {"tools": [{"type": "web_search"}]}),
         ("tools[0].function", {"tools": [{"type": "function"}]}),
