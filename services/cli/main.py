@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -129,6 +130,52 @@ def kv(context: typer.Context) -> None:
     from services.cli.kv import kv_app
 
     kv_app(args=context.args, prog_name="handoff kv")
+
+
+@app.command()
+def doctor(
+    prefill_url: Annotated[str, typer.Option("--prefill", help="The prefill worker, http://host:port.")],
+    decode_url: Annotated[str, typer.Option("--decode", help="The decode worker, http://host:port.")],
+    prompt: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=1_000_000, help="Prompt tokens; repeat it for a mix. [default: 128, 1024]"),
+    ] = None,
+    output: Annotated[int, typer.Option(min=2, max=1_000_000, help="Tokens of an answer.")] = 128,
+    running: Annotated[int, typer.Option(min=1, max=64, help="Answers decoded at a time.")] = 8,
+    runs: Annotated[int, typer.Option(min=2, max=64, help="Transfers of each size and transport.")] = 7,
+    compute_s: Annotated[
+        float, typer.Option("--seconds", min=1, max=600, help="Seconds that timing prompts may take.")
+    ] = 60.0,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HANDOFF_SECRET_FILE",
+            exists=True,
+            dir_okay=False,
+            help="File with the workers' shared secret; or set HANDOFF_SECRET.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line.")] = False,
+) -> None:
+    """Examine two running workers: is all well, how fast is what, and does splitting pay?
+
+    Exit status 0: healthy, 1: a problem, 2: usage. The workers should be idle; what they serve is not harmed.
+    """
+    from services.cli.doctor import Plan
+    from services.cli.doctor_command import run_doctor
+    from services.cli.doctor_model import Load
+    from services.cli.workers import secret_of
+
+    plan = Plan(
+        prefill_url=prefill_url.rstrip("/"),
+        decode_url=decode_url.rstrip("/"),
+        secret=secret_of(secret_file),
+        prompts=tuple(sorted(set(prompt or (128, 1024)))),
+        load=Load(output_tokens=output, running=running),
+        runs=runs,
+        compute_s=compute_s,
+    )
+    raise typer.Exit(run_doctor(plan, as_json=as_json))
 
 
 @app.command()

@@ -105,6 +105,14 @@ def curl_line(url: str, model: str, *, with_key: bool) -> str:
     return f"{shlex.join(words)}{key} -d {shlex.quote(json.dumps(body))}"
 
 
+def worker_urls(environ: Mapping[str, str]) -> str:
+    """Where the workers of a router with this environment are, for `handoff kv save | replay` and `doctor`."""
+    roles = (("prefill", "HANDOFF_PREFILL_URLS"), ("decode", "HANDOFF_DECODE_URLS"))
+    return ", ".join(
+        f"{role} {url}" for role, name in roles for url in environ.get(name, "").split(",") if url
+    )
+
+
 async def serve(options: Options, specs: Sequence[ChildSpec], display: Display, *, show_logs: bool) -> None:
     """Run the children until a signal. Their output is kept only if something failed. Raises ChildFailed."""
     stop = Stop()
@@ -139,6 +147,7 @@ async def _announce(
     display.say(
         f"\nserving {model} at {url}/v1 - Ctrl-C stops it\n\n{curl_line(url, model, with_key=bool(key))}\n"
     )
+    display.say(f"workers: {worker_urls(environ)}\n")
 
 
 def _drain_s(specs: Sequence[ChildSpec]) -> float:

@@ -66,13 +66,21 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
 
     app = worker_app(worker, settings, secret, metrics, open_listener)
 
+    def stream(request: Request, work: DecodeRequest, *, probe: bool = False) -> Response:
+        host = settings.kv_host or request.url.hostname or settings.host
+        offer = request.app.state.kv_listener.offer(host)
+        return OwnedStream(DecodeStream(context, work, offer, probe=probe), NDJSON)
+
     @app.post("/v1/decode", openapi_extra=json_body(DecodeRequest))
     async def decode(request: Request) -> Response:
         """Body: shared.wire.DecodeRequest. Answer: NDJSON of shared.wire.DecodeEvent."""
+        return stream(request, await take_work(request, DecodeRequest, settings))
+
+    @app.post("/v1/decode/probe", openapi_extra=json_body(DecodeRequest))
+    async def probe(request: Request) -> Response:
+        """A reservation that measures transfers: see shared.wire_probe."""
         work = await take_work(request, DecodeRequest, settings)
-        host = settings.kv_host or request.url.hostname or settings.host
-        offer = request.app.state.kv_listener.offer(host)
-        return OwnedStream(DecodeStream(context, work, offer), NDJSON)
+        return stream(request, work.model_copy(update={"mode": "handoff"}), probe=True)
 
     @app.post("/v1/decode/stop", status_code=204, openapi_extra=json_body(StopChoices))
     async def stop(request: Request) -> Response:

@@ -37,10 +37,14 @@ class _State(Enum):
 
 
 class Reservation:
-    """One request's place for KV. Made on the event loop; claimed and filled by a receiver's thread."""
+    """One request's place for KV. Made on the event loop; claimed and filled by a receiver's thread.
+
+    engine: goes on when KV has come. None for a probe: KV is checked and dropped, nobody decodes from it or finds
+    it, and the reservation is open again.
+    """
 
     def __init__(
-        self, expected: Expected, sink: KvSink, group: Group, engine: Engine, vocab_size: int
+        self, expected: Expected, sink: KvSink, group: Group, engine: Engine | None, vocab_size: int
     ) -> None:
         self.expected = expected
         self.sink = sink
@@ -90,8 +94,10 @@ class Reservation:
         with self._lock:
             if self._state is not _State.CLAIMED:
                 raise ReservationGone("the reservation was cancelled")
-            self._state = _State.COMMITTED
             self.received = received
+            if self._engine is None:
+                return
+            self._state = _State.COMMITTED
         going_on = {
             choice: token
             for choice, token, ended in zip(self._group.choices, tokens, finished, strict=True)

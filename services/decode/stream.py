@@ -38,9 +38,14 @@ class DecodeContext:
 
 
 class DecodeStream:
-    """Owner of the NDJSON stream (shared.asgi.stream.StreamOwner). offer: how KV may come."""
+    """Owner of the NDJSON stream (shared.asgi.stream.StreamOwner). offer: how KV may come.
 
-    def __init__(self, context: DecodeContext, work: DecodeRequest, offer: Offer) -> None:
+    probe: KV is received for measuring, any number of times, and dropped; the stream ends when the caller leaves.
+    """
+
+    def __init__(
+        self, context: DecodeContext, work: DecodeRequest, offer: Offer, *, probe: bool = False
+    ) -> None:
         self.work = work
         self._context = context
         self._offer = offer
@@ -49,7 +54,8 @@ class DecodeStream:
         self._handoff: Handoff | None = None
         self._finish: Finish | None = None
         self._num_tokens = 0
-        self._ending = "client_gone"
+        self._probe = probe
+        self._ending = "probe" if probe else "client_gone"
 
     async def start(self) -> StreamHead:
         """Wait for blocks, so that a refusal is a status. Raises ServingError."""
@@ -155,7 +161,7 @@ class DecodeStream:
             expected,
             worker.kv_sink(admitted.blocks),
             self._request.group,
-            worker.engine,
+            None if self._probe else worker.engine,
             worker.limits.vocab_size,
         )
         context.book.add(self._reservation)

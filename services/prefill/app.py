@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 
 from services.prefill.kept import KeptFile, KeptHandoffs
 from services.prefill.metrics import PrefillMetrics
+from services.prefill.probe import ProbeSendStream
 from services.prefill.settings import PrefillSettings
 from services.prefill.stream import PrefillContext, PrefillStream
 from shared.asgi.openapi import json_body
@@ -22,6 +23,7 @@ from shared.kv.sender import KvSender, SendTimeouts
 from shared.kv.transports.choice import usable
 from shared.observability import Metrics
 from shared.wire import PrefillRequest
+from shared.wire_probe import ProbeSend
 from shared.worker.assemble import Worker
 from shared.worker.routes import take_work, worker_app
 
@@ -63,6 +65,11 @@ def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAP
         """Body: shared.wire.PrefillRequest. Answer: NDJSON of shared.wire.PrefillEvent."""
         work = await take_work(request, PrefillRequest, settings)
         return OwnedStream(PrefillStream(context, work), NDJSON)
+
+    @app.post("/v1/prefill/probe", openapi_extra=json_body(ProbeSend))
+    async def probe(request: Request) -> Response:
+        """Send made-up KV: see shared.wire_probe."""
+        return OwnedStream(ProbeSendStream(context, await take_work(request, ProbeSend, settings)), NDJSON)
 
     @app.get("/v1/kv/{request_id}")
     async def kept_handoff(request_id: str) -> Response:

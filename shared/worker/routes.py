@@ -15,10 +15,11 @@ from shared.asgi.body import parse_json, read_body
 from shared.asgi.context import adopt_request_id
 from shared.asgi.install import Lifespan, install_http, new_app
 from shared.engine.engine import Engine
-from shared.errors import Unavailable
+from shared.errors import Overloaded, Unavailable
 from shared.observability import Metrics, metrics_endpoint
 from shared.wire import PROTOCOL_VERSION, Work, WorkerInfo
 from shared.worker.assemble import Worker
+from shared.worker.host import report_host
 from shared.worker.settings import WorkerSettings
 from shared.worker.warm_up import warm_up
 
@@ -82,6 +83,17 @@ def worker_app(
             load=worker.engine.num_groups,
         )
         return Response(body.to_json(), media_type="application/json")
+
+    measuring = asyncio.Lock()
+
+    @app.get("/v1/host")
+    async def host() -> Response:
+        """What this worker's host gives it: shared.wire_probe.HostReport. One measurement at a time."""
+        if measuring.locked():
+            raise Overloaded("this worker is being measured already", retry_after_s=1.0)
+        async with measuring:
+            report = await asyncio.to_thread(report_host, worker.role, settings)
+        return Response(report.to_json(), media_type="application/json")
 
     app.add_api_route("/metrics", metrics_endpoint(metrics), methods=["GET"])
     return app

@@ -14,7 +14,7 @@ import pytest
 
 from services.cli.host import free_ports
 from services.cli.plan import Options
-from services.cli.up import curl_line, run_up
+from services.cli.up import curl_line, run_up, worker_urls
 from tests.unit.services.cli.fakes import events, survivors
 
 
@@ -68,6 +68,15 @@ def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
     } == json.loads(words[-1])
+
+
+def test_workers_are_told_by_role_and_url() -> None:
+    """What `handoff doctor` wants to know; unified mode has no prefill worker."""
+    urls = {"HANDOFF_PREFILL_URLS": "", "HANDOFF_DECODE_URLS": "http://a:1,http://a:2"}
+    assert "decode http://a:1, decode http://a:2" == worker_urls(urls)
+    assert worker_urls(urls | {"HANDOFF_PREFILL_URLS": "http://a:3"}).startswith(
+        "prefill http://a:3, decode "
+    )
 
 
 def test_the_curl_line_names_the_key_but_does_not_show_it() -> None:

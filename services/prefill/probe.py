@@ -1,0 +1,143 @@
+"""Sending for measuring: made-up KV from real blocks, by the real sender, to a probe's reservation at decode.
+
+The blocks are reserved like a request's, so real requests keep theirs; the engine computes nothing for them and the
+prefix cache never learns of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from services.prefill.stream import PrefillContext
+from shared.asgi.stream import StreamHead
+from shared.engine.sequence import Admitted, Mode
+from shared.errors import DeadlineExceeded, ServingError
+from shared.kv.manifest import Manifest, plan_chunks, token_hash
+from shared.kv.progress import Progress
+from shared.kv.sender import Send
+from shared.kv.shape import KINDS
+from shared.kv.ticket import ticket_of
+from shared.observability import canonical_line
+from shared.wire import PrefillEvent, Sent
+from shared.wire_probe import ProbeSend
+from shared.worker.stream import EngineRequest
+
+T = TypeVar("T")
+
+
+class ProbeSendStream:
+    """Owner of the NDJSON stream (shared.asgi.stream.StreamOwner): `sent` for each run, then `done`."""
+
+    def __init__(self, context: PrefillContext, work: ProbeSend) -> None:
+        self._context = context
+        self._work = work
+        self._request: EngineRequest | None = None
+        self._manifest: Manifest | None = None
+        self._admitted: Admitted | None = None
+        self._progress = Progress()
+        self._running: asyncio.Future[Any] | None = None
+        self._num_sent = 0
+        self._ending = "client_gone"
+
+    async def start(self) -> StreamHead:
+        """Wait for blocks, so that a refusal is a status. Raises ServingError."""
+        work, worker = self._work, self._context.worker
+        try:
+            ticket_of(work.handoff, self._context.secret)
+            # Blocks are granted and nothing is computed: the engine waits for KV that never comes.
+            self._request = EngineRequest(worker.engine, work, Mode.RECEIVE)
+            self._admitted = await self._request.admitted()
+        except ServingError as exc:
+            self._ending = exc.code
+            raise
+        num_tokens = len(work.token_ids)
+        from_token = min(work.handoff.have_tokens, num_tokens)
+        self._manifest = Manifest(
+            fingerprint=worker.fingerprint.digest,
+            handoff_id=work.handoff.handoff_id,
+            epoch=work.handoff.epoch,
+            token_hash=token_hash(work.token_ids),
+            from_token=from_token,
+            num_tokens=num_tokens,
+            num_choices=work.num_choices,
+            shape=worker.kv_shape,
+            chunks=plan_chunks(from_token, num_tokens, worker.limits.chunk_size),
+        )
+        return StreamHead()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Raises ServingError."""
+        try:
+            async with asyncio.timeout(self._work.timeout_s):
+                await self._in_thread(self._fill)
+                for _ in range(self._work.runs):
+                    self._progress = Progress()
+                    yield _line(PrefillEvent(sent=await self._in_thread(self._send)))
+                    self._num_sent += 1
+            self._ending = "probe"
+            yield _line(PrefillEvent(done=True))
+        except TimeoutError as exc:
+            self._ending = DeadlineExceeded.code
+            raise DeadlineExceeded("the probe's deadline passed") from exc
+        except ServingError as exc:
+            self._ending = exc.code
+            raise
+
+    async def aclose(self) -> None:
+        """Stop sending, then free the blocks."""
+        self._progress.cancel(self._ending)
+        if self._request is not None:
+            if self._running is not None:
+                await asyncio.wait([self._running])
+                if not self._running.cancelled():
+                    self._running.exception()
+            self._request.close()
+        self._context.metrics.ended(self._ending)
+        canonical_line(
+            "prefill_probe",
+            ending=self._ending,
+            prompt_tokens=len(self._work.token_ids),
+            runs=self._num_sent,
+        )
+
+    async def _in_thread(self, act: Callable[[], T]) -> T:
+        """Leaving the wait leaves the thread running: `aclose` waits for it."""
+        running = asyncio.get_running_loop().run_in_executor(self._context.senders, act)
+        self._running = running
+        return await asyncio.shield(running)
+
+    def _fill(self) -> None:
+        """Write something into the blocks: memory that was never touched would be sent too fast, and what other
+        requests left behind is nobody's to send."""
+        assert self._admitted is not None
+        assert self._manifest is not None
+        worker, start = self._context.worker, self._admitted.cached_tokens
+        sink = worker.kv_sink(self._admitted.blocks)
+        for chunk_start, end in plan_chunks(start, self._manifest.num_tokens, worker.limits.chunk_size):
+            pattern = random.randbytes((end - chunk_start) * worker.kv_shape.row_bytes)
+            for layer in range(worker.kv_shape.num_layers):
+                for kind in KINDS:
+                    for view in sink.views(layer, kind, chunk_start, end):
+                        view[:] = pattern[: len(view)]
+            sink.chunk_filled(chunk_start, end)
+
+    def _send(self) -> Sent:
+        assert self._admitted is not None
+        assert self._manifest is not None
+        self._progress.finish([0], [True])
+        return self._context.sender.send(
+            Send(
+                handoff=self._work.handoff,
+                request_id=self._work.request_id,
+                manifest=self._manifest,
+                source=self._context.worker.kv_source(self._admitted.blocks),
+                progress=self._progress,
+            )
+        )
+
+
+def _line(event: PrefillEvent) -> bytes:
+    return event.to_json() + b"\n"

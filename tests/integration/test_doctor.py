@@ -1,0 +1,176 @@
+"""`handoff doctor` against real workers: it measures by their real routes, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from services.cli.main import app
+from shared.wire import Sampling
+from tests.support import http
+from tests.support.cluster import AUTH, SECRET, Cluster, run_cluster, run_worker, wait_until
+from tests.support.oracle import Oracle
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user sets it."""
+    monkeypatch.setenv("HANDOFF_SECRET", SECRET)
+
+
+@pytest.fixture(scope="module")
+def chunked(tiny_model: Path) -> Iterator[Cluster]:
+    """Workers that compute prompts in chunks of 16."""
+    with run_cluster(tiny_model, prefill={"chunk_size": 16}, decode={"chunk_size": 16}) as cluster:
+        yield cluster
+
+
+def run(prefill: str, decode: str, *options: object) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `handoff doctor`."""
+    arguments = ["--prefill", prefill, "--decode", decode, *map(str, options)]
+    result = CliRunner().invoke(app, ["doctor", *arguments], prog_name="handoff")
+    return result.exit_code, result.stdout, result.stderr
+
+
+def examined(cluster: Cluster, *options: object) -> dict[str, Any]:
+    """The JSON line about a cluster's pair, which is healthy."""
+    quick = ("--prompt", 16, "--prompt", 64, "--output", 8, "--running", 2, "--runs", 3, "--json")
+    status, output, errors = run(cluster.prefill[0].url, cluster.decode[0].url, *quick, *options)
+    assert (0, "") == (status, errors), output
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def test_a_healthy_pair_is_measured_and_nothing_is_left(chunked: Cluster) -> None:
+    """Every transport, prompts at both workers, steps, a stall and a verdict; blocks and reservations are back."""
+    found = examined(chunked)
+
+    assert found["healthy"]
+    assert [("shm", None), ("unix", None), ("tcp", None)] == [
+        (t["name"], t["problem"]) for t in found["transports"]
+    ]
+    for transport in found["transports"]:
+        assert 3 > len(transport["median_s"]) >= 2
+        assert 0 < transport["bytes_per_s"]
+    measured = found["measured"]
+    assert [32, 64] == [tokens for tokens, _ in measured["local_s"]["points"]]
+    assert [32, 64] == [tokens for tokens, _ in measured["remote_s"]["points"]]
+    assert [1, 2] == [answers for answers, _ in measured["step_s"]["points"]]
+    assert (16, [16, 64]) == (measured["chunk_size"], [cost["prompt_tokens"] for cost in found["mix"]])
+    assert 64 == found["stall"]["prompt_tokens"]
+    chunked.check_nothing_left()
+    wait_until(lambda: chunked.decode[0].metric("handoff_reservations") == 0)
+
+
+def test_probes_teach_the_prefix_caches_nothing(chunked: Cluster) -> None:
+    """Made-up KV is never found: the same token ids are computed afresh, at either worker."""
+    work = {
+        "request_id": "probe-1",
+        "token_ids": [7] * 40,
+        "num_prompt_tokens": 40,
+        "sampling": Sampling(max_tokens=1, temperature=0).model_dump(),
+        "timeout_s": 20,
+    }
+    prefill, decode = chunked.prefill[0], chunked.decode[0]
+    with http.stream("POST", f"{decode.url}/v1/decode/probe", json=work, headers=AUTH) as stream:
+        handoff = json.loads(next(stream.iter_lines()))["reserved"]
+        sent = http.post(
+            f"{prefill.url}/v1/prefill/probe", json=work | {"handoff": handoff, "runs": 3}, headers=AUTH
+        )
+        events = [json.loads(line) for line in sent.text.splitlines()]
+    assert ["sent", "sent", "sent", "done"] == [next(iter(event)) for event in events]
+    chunked.check_nothing_left()
+
+    answer = http.post(f"{decode.url}/v1/decode", json=work | {"mode": "local"}, headers=AUTH)
+    first = json.loads(answer.text.splitlines()[0])["first"]
+    again = json.loads(http.post(f"{prefill.url}/v1/prefill", json=work, headers=AUTH).text.splitlines()[0])[
+        "first"
+    ]
+
+    assert [(0, 40), (0, 40)] == [(one["cached_tokens"], one["computed_tokens"]) for one in (first, again)]
+
+
+def test_requests_are_right_while_the_doctor_is_there(pd: Cluster, oracle: Oracle) -> None:
+    """Greedy answers beside an examination equal those of plain transformers."""
+    prompts = [[3 + number] * (20 + number) for number in range(6)]
+    answers: list[list[int]] = []
+
+    def ask() -> None:
+        for prompt in prompts:
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+            answer = http.post(f"{pd.url}/v1/completions", json=body | {"return_token_ids": True})
+            answers.append(answer.json()["choices"][0]["token_ids"])
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    found = examined(pd)
+    asking.join()
+
+    assert found["healthy"]
+    assert [oracle(prompt, 8) for prompt in prompts] == answers
+    pd.check_nothing_left()
+
+
+def test_people_get_tables_and_plain_words(pd: Cluster) -> None:
+    """The verdict last, then one JSON line."""
+    status, output, errors = run(
+        pd.prefill[0].url, pd.decode[0].url, "--prompt", 32, "--running", 2, "--runs", 2
+    )
+
+    assert (0, "") == (status, errors)
+    *tables, last = output.splitlines()
+    assert json.loads(last)["healthy"]
+    for text in ("transport", "fingerprint", "decode step of 2", "Healthy: ", "Splitting ", "32 tokens: "):
+        assert any(text in line for line in tables), text
+
+
+def test_workers_of_two_models_are_a_problem(pd: Cluster, tiny_model: Path) -> None:
+    """Named before anything is measured; exit status 1."""
+    with run_worker("decode", tiny_model, dtype="bfloat16") as other:
+        status, output, _ = run(pd.prefill[0].url, other.url, "--json")
+
+    found = json.loads(output)
+    assert (1, False, []) == (status, found["healthy"], found["transports"])
+    assert any("differ in dtype" in finding["text"] for finding in found["findings"])
+
+
+def test_a_transport_that_prefill_does_not_use_is_a_note(tiny_model: Path) -> None:
+    """TCP alone: still healthy, and the others say why not."""
+    with run_cluster(tiny_model, prefill={"kv_transports": "tcp"}) as cluster:
+        found = examined(cluster)
+
+    notes = [finding["text"] for finding in found["findings"] if finding["what"] == "transport"]
+    assert [True, True, False] == ["is not used" in text for text in notes]
+
+
+def test_what_cannot_be_asked_is_a_problem_and_what_is_wrongly_said_is_usage(
+    pd: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody there, roles swapped, a wrong secret: 1. No secret, no URL: 2."""
+    prefill, decode = pd.prefill[0].url, pd.decode[0].url
+    statuses = [
+        run("http://127.0.0.1:1", decode, "--json")[0],
+        run(decode, prefill, "--json")[0],
+    ]
+    monkeypatch.setenv("HANDOFF_SECRET", "another-secret-of-some-length")
+    statuses.append(run(prefill, decode, "--json")[0])
+    monkeypatch.delenv("HANDOFF_SECRET")
+    statuses.append(run(prefill, decode, "--json")[0])
+    statuses.append(CliRunner().invoke(app, ["doctor", "--prefill", prefill]).exit_code)
+
+    assert [1, 1, 1, 2, 2] == statuses
+
+
+def test_probe_routes_want_the_secret(pd: Cluster) -> None:
+    """Measuring is work, so only the deployment itself may ask for it."""
+    assert [401, 401, 401] == [
+        http.post(f"{pd.prefill[0].url}/v1/prefill/probe", json={}).status_code,
+        http.post(f"{pd.decode[0].url}/v1/decode/probe", json={}).status_code,
+        http.get(f"{pd.decode[0].url}/v1/host").status_code,
+    ]
