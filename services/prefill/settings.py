@@ -45,3 +45,8 @@ class PrefillSettings(WorkerSettings):
         16, ge=1, le=100_000, description="Most hand-offs kept there; the oldest go first."
     )
     kv_save_bytes: int = Field(1 << 30, ge=1 << 16, description="Most bytes kept there; the oldest go first.")
+
+    @property
+    def shm_budget_bytes(self) -> int:
+        """Most shared memory for sending KV."""
+        return self.kv_shm_bytes

@@ -39,7 +39,7 @@ def report_host(role: Role, settings: WorkerSettings) -> HostReport:
         open_files=len(os.listdir("/proc/self/fd")),
         max_open_files=soft if soft != resource.RLIM_INFINITY else 1 << 30,
         available_memory_bytes=_available_memory_bytes(),
-        shm_bytes=getattr(settings, "kv_shm_bytes", None),
+        shm_bytes=settings.shm_budget_bytes,
         copy_bytes_per_s=_BUFFER_BYTES / copied_s,
         digest_bytes_per_s=_BUFFER_BYTES / digested_s,
         measured_s=time.monotonic() - began,

@@ -60,6 +60,11 @@ class WorkerSettings(CommonSettings):
         120.0, gt=0, le=3600, description="A step of the engine that takes longer makes the worker not ready."
     )
 
+    @property
+    def shm_budget_bytes(self) -> int | None:
+        """Most shared memory for sending KV; None for a role that sends none."""
+        return None
+
     @field_validator("cpus")
     @classmethod
     def _cpus_name_cores(cls, cpus: str | None) -> str | None:
