@@ -17,7 +17,8 @@ from typing import Literal
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.errors import HandoffError, InvalidRequest
-from shared.kv.layout import LENGTH, BlobLayout, TensorSpan, json_length
+from shared.kv.header import LENGTH, json_length
+from shared.kv.layout import BlobLayout, TensorSpan
 from shared.kv.limits import ReceiveLimits
 from shared.kv.progress import FirstTokens
 from shared.kv.saved import SavedRequest, parse_saved_header

@@ -14,11 +14,12 @@ from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
 
-from shared.errors import DigestMismatch, HandoffError, InvalidRequest, ManifestMismatch
+from shared.errors import DigestMismatch, InvalidRequest, ManifestMismatch
 from shared.kv.book import Received
-from shared.kv.layout import LENGTH, BlobLayout, KvPart, json_length, leading_metadata, parse_header
-from shared.kv.manifest import Expected, Manifest, check
-from shared.kv.pieces import BATCH_PIECES, ChunkBytes, Digests, Piece, Scratch, cut
+from shared.kv.header import LENGTH, claimed_chunks, json_length, parse_header
+from shared.kv.layout import BlobLayout
+from shared.kv.manifest import Chunk, Expected, Manifest, check
+from shared.kv.pieces import BATCH_TENSORS, Batch, ChunkBytes, Scratch
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSink
 
@@ -44,7 +45,7 @@ class Slots(Protocol):
         """How long the stream of this blob is."""
         ...
 
-    def chunk(self, parts: Sequence[KvPart], row_bytes: int) -> Generator[tuple[list[Piece], memoryview]]:
+    def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
         """One chunk in file order: batches, and memory that holds the bytes of each until the next is asked for."""
         ...
 
@@ -85,8 +86,8 @@ class BlobDecoder:
         content = self._plain(json_length(prefix, self._max_header_bytes), receive)
         layout = self._accept(bytes(prefix + content))
         digests: list[int] = []
-        for parts in layout.chunks:
-            digests += self._chunk(layout, parts, receive)
+        for chunk in layout.manifest.chunks:
+            digests += self._chunk(layout, chunk, receive)
         trailer = self._plain(layout.trailer_bytes, receive)
         header_digest = xxh3_64_intdigest(prefix + content)
         first = _check_trailer(layout, trailer, digests, header_digest)
@@ -106,7 +107,7 @@ class BlobDecoder:
                 first += 1
             if first == len(views):
                 return
-            num_bytes = receive(views[first : first + BATCH_PIECES], section)
+            num_bytes = receive(views[first : first + BATCH_TENSORS], section)
             if not num_bytes:
                 raise InvalidRequest(f"the blob ended after {self._taken_bytes} of {self._total_bytes} bytes")
             self._taken_bytes += num_bytes
@@ -132,52 +133,41 @@ class BlobDecoder:
             raise ManifestMismatch("the blob's length is not what its manifest implies")
         return layout
 
-    def _chunk(self, layout: BlobLayout, parts: list[KvPart], receive: Receive) -> list[int]:
+    def _chunk(self, layout: BlobLayout, chunk: Chunk, receive: Receive) -> list[int]:
         """Read one chunk into the sink; the digests of its tensors as they arrived."""
-        start, end = parts[0].start, parts[0].end
-        target = ChunkBytes(self._sink, start, end, layout.row_bytes)
-        digests = Digests(len(parts))
+        target = ChunkBytes(self._sink, layout, chunk)
         if self._slots is not None:
-            with closing(self._slots.chunk(parts, layout.row_bytes)) as batches:
+            with closing(self._slots.chunk(layout, chunk)) as batches:
                 for batch, memory in batches:
-                    target.copy_in(batch, memory, digests)
+                    target.copy_in(batch, memory)
         else:
-            for batch in cut(parts, layout.row_bytes):
-                section = Section(target.nbytes(batch))
+            for batch in target.batches():
+                section = Section(batch.num_bytes)
                 if target.scattered:
-                    memory = self._scratch.take(target.nbytes(batch))
+                    memory = self._scratch.take(batch.num_bytes)
                     self._fill([memory], section, receive)
-                    target.copy_in(batch, memory, digests)
+                    target.copy_in(batch, memory)
                 else:
-                    self._read_in_place(target, batch, section, digests, receive)
-        self._sink.chunk_filled(start, end)
-        return digests.values
-
-    def _read_in_place(
-        self,
-        target: ChunkBytes,
-        batch: list[Piece],
-        section: Section,
-        digests: Digests,
-        receive: Receive,
-    ) -> None:
-        views = [target.views(piece) for piece in batch]
-        self._fill([view for own in views for view in own], section, receive)
-        for piece, own in zip(batch, views, strict=True):
-            digests.add(piece, own)
+                    views = target.views(batch)
+                    self._fill([view for own in views for view in own], section, receive)
+                    target.digest(batch, views)
+        self._sink.chunk_filled(*chunk)
+        return target.digests
 
 
 def _as_we_would_write_it(header: bytes, expected: Expected) -> BlobLayout | None:
-    """The layout, if the header is byte for byte what this code writes for it; else it needs a closer look.
+    """The layout, if the header is byte for byte what this code writes for the reservation; else look closer.
 
-    It nearly always is, and comparing bytes is several times cheaper than comparing what they mean.
+    It nearly always is, and comparing bytes is several times cheaper than comparing what they mean. Only the chunk
+    list is the sender's choice: it is read from the header, all else of it follows.
     """
-    try:
-        manifest = Manifest.from_metadata(leading_metadata(header))
-        check(manifest, expected)
-    except (InvalidRequest, HandoffError):
+    chunks = claimed_chunks(header)
+    if chunks is None:
         return None
-    layout = BlobLayout(manifest)
+    try:
+        layout = BlobLayout(Manifest.of(expected, chunks))
+    except ValueError:
+        return None
     return layout if layout.header == header else None
 
 

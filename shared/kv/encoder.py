@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv.layout import BlobLayout
-from shared.kv.pieces import ChunkBytes, Digests, Piece, Scratch, cut
+from shared.kv.pieces import Batch, ChunkBytes, Scratch
 from shared.kv.pool_memory import InBlocks
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSource
@@ -46,30 +47,28 @@ class BlobEncoder:
 
         Batches hold views of the source, or of a buffer that the next batch overwrites: send each before the next.
         """
-        content, digests = self._begin(index)
-        for batch in self._ready(index, cut(self._layout.chunks[index], self._layout.row_bytes)):
-            buffers: list[Buffer] = []
+        content = self._begin(index)
+        for batch in self._ready(index, content.batches()):
             if content.scattered:
-                memory = self._scratch.take(content.nbytes(batch))
-                content.copy_out(batch, memory, digests)
-                buffers.append(memory)
+                memory = self._scratch.take(batch.num_bytes)
+                content.copy_out(batch, memory)
+                yield [memory]
+                content.digest(batch, memory)
             else:
-                for piece in batch:
-                    views = content.views(piece)
-                    digests.add(piece, views)
-                    buffers += views
-            yield buffers
-        self._digests += digests.values
+                views = content.views(batch)
+                yield [view for own in views for view in own]
+                content.digest(batch, views)
+        self._digests += content.digests
 
     def pour_chunk(self, index: int, slot_bytes: int, next_slot: Callable[[], memoryview]) -> Iterator[int]:
         """Copy one chunk into slots, each when there is one; yields how many bytes are in it."""
-        content, digests = self._begin(index)
-        batches = cut(self._layout.chunks[index], self._layout.row_bytes, slot_bytes, None)
-        for batch in self._ready(index, batches):
-            num_bytes = content.nbytes(batch)
-            content.copy_out(batch, next_slot()[:num_bytes], digests)
-            yield num_bytes
-        self._digests += digests.values
+        content = self._begin(index)
+        for batch in self._ready(index, content.batches(slot_bytes)):
+            memory = next_slot()[: batch.num_bytes]
+            content.copy_out(batch, memory)
+            yield batch.num_bytes
+            content.digest(batch, memory)
+        self._digests += content.digests
 
     def blocks(self, index: int) -> tuple[Sequence[int], int]:
         """Where a chunk lies in the pool, for a peer that reads it there, and its length. `chunk` digests it.
@@ -81,12 +80,12 @@ class BlobEncoder:
         if self._wait is not None:
             self._wait(index, self._layout.manifest.shape.num_layers)
         start, end = self._layout.manifest.chunks[index]
-        return self._source.blocks(start, end), sum(part.nbytes for part in self._layout.chunks[index])
+        return self._source.blocks(start, end), (end - start) * self._layout.manifest.shape.bytes_per_token
 
     def trailer(self, first: FirstTokens) -> list[Buffer]:
         """First tokens, their flags, and the digests of everything."""
         choices = self._layout.manifest.num_choices
-        if self._next_chunk != len(self._layout.chunks):
+        if self._next_chunk != len(self._layout.manifest.chunks):
             raise InvariantBroken("the trailer was asked for before all chunks")
         if len(first.token_ids) != choices or len(first.finished) != choices:
             raise InvariantBroken(f"{len(first.token_ids)} first tokens for {choices} choices")
@@ -98,21 +97,19 @@ class BlobEncoder:
             xxh3_64_intdigest(flags),
             xxh3_64_intdigest(self._layout.header),
         ]
-        return [tokens + flags + b"".join(digest.to_bytes(8, "little") for digest in digests)]
+        return [tokens + flags + struct.pack(f"<{len(digests)}Q", *digests)]
 
-    def _ready(self, index: int, batches: Iterator[list[Piece]]) -> Iterator[list[Piece]]:
+    def _ready(self, index: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Each batch when the layers that it is of are in the pool."""
         num_layers = 0
         for batch in batches:
-            needed = batch[-1].part.layer + 1
+            needed = self._layout.tensors[batch.last - 1][0] + 1
             if self._wait is not None and needed > num_layers:
                 num_layers = self._wait(index, needed)
             yield batch
 
-    def _begin(self, index: int) -> tuple[ChunkBytes, Digests]:
+    def _begin(self, index: int) -> ChunkBytes:
         if index != self._next_chunk:
             raise InvariantBroken(f"chunk {index} was asked for when chunk {self._next_chunk} was next")
         self._next_chunk += 1
-        start, end = self._layout.manifest.chunks[index]
-        content = ChunkBytes(self._source, start, end, self._layout.row_bytes)
-        return content, Digests(len(self._layout.chunks[index]))
+        return ChunkBytes(self._source, self._layout, self._layout.manifest.chunks[index])

@@ -66,6 +66,24 @@ class Manifest(Expected):
         if position != self.num_tokens:
             raise ValueError("chunks must tile [from_token, num_tokens) in order")
 
+    @classmethod
+    def of(cls, expected: Expected, chunks: str) -> Manifest:
+        """The one that a reservation accepts, if its KV comes in these chunks, written as in the metadata.
+
+        Raises ValueError.
+        """
+        return cls(
+            fingerprint=expected.fingerprint,
+            handoff_id=expected.handoff_id,
+            epoch=expected.epoch,
+            token_hash=expected.token_hash,
+            from_token=expected.from_token,
+            num_tokens=expected.num_tokens,
+            num_choices=expected.num_choices,
+            shape=expected.shape,
+            chunks=_chunks(chunks),
+        )
+
     @property
     def kv_bytes(self) -> int:
         """Tensor bytes of K and V in the blob."""
@@ -149,15 +167,18 @@ class _Fields:
         return _DTYPES[text]
 
     def chunks(self, name: str) -> tuple[Chunk, ...]:
-        text = self._text(name)
-        parts = text.split(",", MAX_CHUNKS) if text else []
-        if len(parts) > MAX_CHUNKS:
-            raise ValueError(f"more than {MAX_CHUNKS} {name}")
-        chunks = []
-        for part in parts:
-            start, _, end = part.partition("-")
-            chunks.append((_integer(start, name), _integer(end, name)))
-        return tuple(chunks)
+        return _chunks(self._text(name))
+
+
+def _chunks(text: str) -> tuple[Chunk, ...]:
+    parts = text.split(",", MAX_CHUNKS) if text else []
+    if len(parts) > MAX_CHUNKS:
+        raise ValueError(f"more than {MAX_CHUNKS} chunks")
+    chunks = []
+    for part in parts:
+        start, _, end = part.partition("-")
+        chunks.append((_integer(start, "chunks"), _integer(end, "chunks")))
+    return tuple(chunks)
 
 
 def _integer(text: str, name: str) -> int:

@@ -1,4 +1,4 @@
-"""A chunk cut into batches of pieces, and how the bytes of a piece are reached. For encoder and decoder alike.
+"""A chunk cut into batches, and how the bytes of a batch are reached and digested. For encoder and decoder alike.
 
 The cut depends on layout and batch size alone, so that two sides that agree on the size agree on every batch.
 """
@@ -11,143 +11,157 @@ from typing import NamedTuple
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
-from shared.kv.layout import KvPart
+from shared.kv.layout import BlobLayout
+from shared.kv.manifest import Chunk
+from shared.kv.shape import Kind
 from shared.kv.source import KvSink, KvSource, Scattered
 
-# One system call, or one slot of a segment, carries a batch. Views of a batch stay below IOV_MAX (1024).
+# One system call, or one slot of a segment, carries a batch.
 BATCH_BYTES = 512 * 1024
-BATCH_PIECES = 256
+BATCH_TENSORS = 256
 
 
-class Piece(NamedTuple):
-    """Rows [start, end), positions of the sequence, of the `tensor`-th tensor of a chunk."""
+class Batch(NamedTuple):
+    """Rows [start, end), positions of the sequence, of each of a chunk's tensors [first, last).
 
-    tensor: int
-    part: KvPart
+    All rows of several tensors, or some rows of one. As K and V of all layers have one size, there is no other cut.
+    """
+
+    first: int
+    last: int
     start: int
     end: int
+    num_bytes: int
 
 
-def cut(
-    parts: Sequence[KvPart],
-    row_bytes: int,
-    max_bytes: int = BATCH_BYTES,
-    max_pieces: int | None = BATCH_PIECES,
-) -> Iterator[list[Piece]]:
-    """The chunk's bytes in file order, in batches of whole rows of at most `max_bytes` (but at least one row).
-
-    Without `max_pieces` every batch but the last is as full as rows can make it.
-    """
-    max_rows = max(1, max_bytes // row_bytes)
-    batch: list[Piece] = []
-    room = max_rows
-    for tensor, part in enumerate(parts):
-        start, last = part.start, part.end
-        while start < last:
-            end = last if last - start <= room else start + room
-            batch.append(Piece(tensor, part, start, end))
-            room -= end - start
-            start = end
-            if not room or len(batch) == max_pieces:
-                yield batch
-                batch, room = [], max_rows
-    if batch:
-        yield batch
+def cut(chunk: Chunk, num_tensors: int, row_bytes: int, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+    """The chunk's bytes in file order, in batches of at most `max_bytes` (but at least one row)."""
+    start, end = chunk
+    num_rows, max_rows = end - start, max(1, max_bytes // row_bytes)
+    if num_rows <= max_rows:
+        step = min(max_rows // num_rows, BATCH_TENSORS)
+        for first in range(0, num_tensors, step):
+            last = min(first + step, num_tensors)
+            yield Batch(first, last, start, end, (last - first) * num_rows * row_bytes)
+        return
+    step = -(-num_rows // -(-num_rows // max_rows))
+    for tensor in range(num_tensors):
+        for at in range(start, end, step):
+            stop = min(at + step, end)
+            yield Batch(tensor, tensor + 1, at, stop, (stop - at) * row_bytes)
 
 
-class Digests:
-    """xxh3_64 of every tensor of a chunk, whose pieces are added in order.
-
-    A tensor in one piece needs no state of its own: setting one up costs as much as digesting 30 KB.
-    """
-
-    def __init__(self, num_tensors: int) -> None:
-        self.values = [0] * num_tensors
-        self._state = xxh3_64()
-
-    def add(self, piece: Piece, views: Sequence[memoryview]) -> None:
-        """The bytes of one piece."""
-        part = piece.part
-        begins, ends = piece.start == part.start, piece.end == part.end
-        if begins and ends and len(views) == 1:
-            self.values[piece.tensor] = xxh3_64_intdigest(views[0])
-            return
-        if begins:
-            self._state.reset()
-        for view in views:
-            self._state.update(view)
-        if ends:
-            self.values[piece.tensor] = self._state.intdigest()
+def num_batches(chunk: Chunk, num_tensors: int, row_bytes: int, max_bytes: int) -> int:
+    """How many `cut` gives, for chunks of any number without making them."""
+    num_rows, max_rows = chunk[1] - chunk[0], max(1, max_bytes // row_bytes)
+    if num_rows <= max_rows:
+        return -(-num_tensors // min(max_rows // num_rows, BATCH_TENSORS))
+    return num_tensors * -(-num_rows // max_rows)
 
 
 class ChunkBytes:
-    """One chunk's rows in a source or sink, by piece.
+    """One chunk's rows in a source or sink, by batch; `digests` of its tensors as batches are digested in order.
 
     `scattered`: they are cheaper to copy as a batch than to view one by one.
     The loops are written out: a short prompt's transfer is nothing but their overhead for each tensor.
     """
 
-    def __init__(self, memory: KvSource | KvSink, start: int, end: int, row_bytes: int) -> None:
+    def __init__(self, memory: KvSource | KvSink, layout: BlobLayout, chunk: Chunk) -> None:
+        self.digests: list[int] = []
         self._memory = memory
-        self._row_bytes = row_bytes
-        self._copier = memory if isinstance(memory, Scattered) and memory.is_scattered(start, end) else None
+        self._chunk = chunk
+        self._tensors = layout.tensors
+        self._row_bytes = layout.row_bytes
+        self._copier = memory if isinstance(memory, Scattered) and memory.is_scattered(*chunk) else None
         self.scattered = self._copier is not None
+        self._state: xxh3_64 | None = None
 
-    def nbytes(self, batch: list[Piece]) -> int:
-        """Length of a batch in bytes."""
-        return sum([piece.end - piece.start for piece in batch]) * self._row_bytes
+    @property
+    def num_bytes(self) -> int:
+        """Length of the chunk."""
+        return (self._chunk[1] - self._chunk[0]) * self._row_bytes * len(self._tensors)
 
-    def views(self, piece: Piece) -> list[memoryview]:
-        """The bytes of a piece where they lie. Raises InvariantBroken if they are not of its size."""
-        part = piece.part
+    def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        """All of it."""
+        return cut(self._chunk, len(self._tensors), self._row_bytes, max_bytes)
+
+    def views(self, batch: Batch) -> list[Sequence[memoryview]]:
+        """The bytes of each tensor where they lie. Raises InvariantBroken if they are not of its size."""
+        start, end = self._chunk
         row = self._row_bytes
-        views = list(self._memory.views(part.layer, part.kind, part.start, part.end))
-        if piece.end - piece.start != part.end - part.start:
-            views = _between(views, (piece.start - part.start) * row, (piece.end - part.start) * row)
-        nbytes = len(views[0]) if len(views) == 1 else sum(map(len, views))
-        if nbytes != (piece.end - piece.start) * row:
-            raise InvariantBroken(f"the views of {part.name} are not of its size")
-        return views
+        of = self._memory.views
+        found: list[Sequence[memoryview]] = [of(*tensor, start, end) for tensor in self._of(batch)]
+        if batch.end - batch.start != end - start:
+            found = [_between(own, (batch.start - start) * row, (batch.end - start) * row) for own in found]
+        nbytes = (batch.end - batch.start) * row
+        for own in found:
+            if (len(own[0]) if len(own) == 1 else sum(map(len, own))) != nbytes:
+                raise InvariantBroken("the views of a tensor are not of its size")
+        return found
 
-    def copy_out(self, batch: list[Piece], into: memoryview, digests: Digests) -> None:
-        """Copy a batch to one buffer of its length, and digest it there, while it is in the core's cache."""
-        row, copier = self._row_bytes, self._copier
+    def copy_out(self, batch: Batch, into: memoryview) -> None:
+        """Copy a batch to one buffer of its length."""
         at = 0
-        for piece in batch:
-            end = at + (piece.end - piece.start) * row
-            target = into[at:end]
-            if copier is not None:
-                copier.copy_out(piece.part.layer, piece.part.kind, piece.start, piece.end, target)
-            else:
-                views = self.views(piece)
-                if len(views) == 1:
-                    target[:] = views[0]
-                else:
-                    for view in views:
-                        into[at : at + len(view)] = view
-                        at += len(view)
-            digests.add(piece, [target])
-            at = end
+        if self._copier is not None:
+            nbytes = (batch.end - batch.start) * self._row_bytes
+            for layer, kind in self._of(batch):
+                self._copier.copy_out(layer, kind, batch.start, batch.end, into[at : at + nbytes])
+                at += nbytes
+            return
+        for own in self.views(batch):
+            for view in own:
+                end = at + len(view)
+                into[at:end] = view
+                at = end
 
-    def copy_in(self, batch: list[Piece], content: memoryview, digests: Digests) -> None:
-        """Digest a batch in one buffer of its length, and copy it to where it belongs."""
-        row, copier = self._row_bytes, self._copier
+    def copy_in(self, batch: Batch, content: memoryview) -> None:
+        """Copy a batch from one buffer of its length to where it belongs, and digest what lies there then."""
         at = 0
-        for piece in batch:
-            end = at + (piece.end - piece.start) * row
-            source = content[at:end]
-            digests.add(piece, [source])
-            if copier is not None:
-                copier.copy_in(piece.part.layer, piece.part.kind, piece.start, piece.end, source)
-            else:
-                views = self.views(piece)
-                if len(views) == 1:
-                    views[0][:] = source
-                else:
-                    for view in views:
-                        view[:] = content[at : at + len(view)]
-                        at += len(view)
-            at = end
+        if self._copier is not None:
+            nbytes = (batch.end - batch.start) * self._row_bytes
+            for layer, kind in self._of(batch):
+                self._copier.copy_in(layer, kind, batch.start, batch.end, content[at : at + nbytes])
+                at += nbytes
+            self.digest(batch, content)
+            return
+        views = self.views(batch)
+        for own in views:
+            for view in own:
+                end = at + len(view)
+                view[:] = content[at:end]
+                at = end
+        self.digest(batch, views)
+
+    def digest(self, batch: Batch, content: memoryview | list[Sequence[memoryview]]) -> None:
+        """Digest a batch: one buffer of its length, or the views of each tensor.
+
+        A tensor in one piece needs no state of its own: setting one up costs as much as digesting 30 KB.
+        """
+        if isinstance(content, memoryview):
+            nbytes = (batch.end - batch.start) * self._row_bytes
+            content = [[content[at : at + nbytes]] for at in range(0, batch.num_bytes, nbytes)]
+        if (batch.start, batch.end) == self._chunk:
+            self.digests += [
+                xxh3_64_intdigest(own[0]) if len(own) == 1 else _digest_of(own) for own in content
+            ]
+            return
+        if self._state is None:
+            self._state = xxh3_64()
+        for view in content[0]:
+            self._state.update(view)
+        if batch.end == self._chunk[1]:
+            self.digests.append(self._state.intdigest())
+            self._state = None
+
+    def _of(self, batch: Batch) -> Sequence[tuple[int, Kind]]:
+        return self._tensors[batch.first : batch.last]
+
+
+def _digest_of(views: Sequence[memoryview]) -> int:
+    state = xxh3_64()
+    for view in views:
+        state.update(view)
+    return state.intdigest()
 
 
 def _between(views: Sequence[memoryview], begin: int, end: int) -> list[memoryview]:

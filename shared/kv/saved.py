@@ -13,7 +13,8 @@ from pydantic import Field, ValidationError
 
 from shared.errors import ManifestMismatch
 from shared.kv.encoder import BlobEncoder
-from shared.kv.layout import BlobLayout, header_fields
+from shared.kv.header import header_fields
+from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Manifest, token_hash
 from shared.kv.progress import FirstTokens
 from shared.kv.source import KvSource
@@ -52,7 +53,7 @@ def write_saved(file: BinaryIO, layout: SavedLayout, source: KvSource, first: Fi
     """Write the whole file; memory as for a send. Raises OSError."""
     encoder = BlobEncoder(layout, source)
     file.writelines(encoder.header())
-    for index in range(len(layout.chunks)):
+    for index in range(len(layout.manifest.chunks)):
         for batch in encoder.chunk(index):
             file.writelines(batch)
     file.writelines(encoder.trailer(first))
@@ -61,7 +62,7 @@ def write_saved(file: BinaryIO, layout: SavedLayout, source: KvSource, first: Fi
 def parse_saved_header(
     content: bytes | bytearray,
 ) -> tuple[Manifest, dict[str, object], SavedRequest | None]:
-    """As `shared.kv.layout.parse_header`, and the request if the file names one.
+    """As `shared.kv.header.parse_header`, and the request if the file names one.
 
     Raises also ManifestMismatch if that is no request, or not the one whose KV this is.
     """

@@ -200,7 +200,7 @@ class _Put:
         head = request_head("PUT", KV_PATH + self._send.handoff.handoff_id, self._head_fields())
         with self._sending() as deadline:
             self._connection.send_head(b"".join([head, *encoder.header()]), deadline)
-        for index in range(len(layout.chunks)):
+        for index in range(len(layout.manifest.chunks)):
             with self._sending():
                 self._connection.send_chunk(encoder, index, self._timeouts.io_s)
         first = progress.wait_finished(compute_s)

@@ -12,9 +12,9 @@ from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
 from shared.kv.block_views import block_runs
 from shared.kv.carrier import Body
 from shared.kv.decoder import Section
-from shared.kv.layout import BlobLayout, KvPart
-from shared.kv.pieces import Piece, cut
-from shared.kv.shape import KINDS
+from shared.kv.layout import BlobLayout
+from shared.kv.manifest import Chunk
+from shared.kv.pieces import Batch, cut
 from shared.kv.transports.base import TransportUnavailable
 from shared.kv.transports.nixl_agent import Ranges, Read, ReadFailed
 from shared.kv.transports.nixl_peers import NUM_SLOTS, SLOT_BYTES, Landing, NixlPeers
@@ -91,17 +91,18 @@ class NixlSlots:
             raise ManifestMismatch("a slot is smaller than one row of KV")
         return self._terms.body_bytes(header_bytes, layout)
 
-    def chunk(self, parts: Sequence[KvPart], row_bytes: int) -> Generator[tuple[list[Piece], memoryview]]:
+    def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
         """Batches as they have been read: one after the other, or several at once if that takes time.
 
         Raises InvalidRequest, ManifestMismatch; TransportFailed; TimeoutError, Interrupted, OSError.
         """
-        section = Section(sum(part.nbytes for part in parts))
+        row_bytes, num_tensors = layout.row_bytes, len(layout.tensors)
+        section = Section((chunk[1] - chunk[0]) * row_bytes * num_tensors)
         carrier, landing = self._carrier, self._introduced()
-        source = _Source(
-            carrier.bases, self._terms, self._read_blocks(parts[0], section), parts[0], row_bytes
-        )
-        batches = list(cut(parts, row_bytes, SLOT_BYTES, None))
+        if len(carrier.bases) != num_tensors:
+            raise ManifestMismatch("the pool has not the layers that the manifest implies")
+        source = _Source(carrier.bases, self._terms, self._read_blocks(chunk, section), chunk, row_bytes)
+        batches = list(cut(chunk, num_tensors, row_bytes, SLOT_BYTES))
         num_begun = 0
         for position, batch in enumerate(batches):
             pause_s = _SHORTEST_PAUSE_S
@@ -119,9 +120,8 @@ class NixlSlots:
                 carrier.broken()
                 raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
             carrier.begun.popleft()
-            num_bytes = sum([piece.end - piece.start for piece in batch]) * row_bytes
-            section.taken_bytes += num_bytes
-            yield batch, landing.slot(position)[:num_bytes]
+            section.taken_bytes += batch.num_bytes
+            yield batch, landing.slot(position)[: batch.num_bytes]
 
     def _introduced(self) -> Landing:
         if self._terms.introduction_bytes and self._carrier.landing is None:
@@ -131,10 +131,8 @@ class NixlSlots:
             raise InvalidRequest("a peer introduces itself before it names blocks")
         return self._carrier.landing
 
-    def _read_blocks(self, part: KvPart, section: Section) -> tuple[int, ...]:
-        if len(self._carrier.bases) != part.shape.num_layers * len(KINDS):
-            raise ManifestMismatch("the pool has not the layers that the manifest implies")
-        num_blocks = self._terms.num_blocks(part.start, part.end)
+    def _read_blocks(self, chunk: Chunk, section: Section) -> tuple[int, ...]:
+        num_blocks = self._terms.num_blocks(*chunk)
         blocks = unpack_blocks(self._read_exactly(num_blocks * BLOCK.size, section))
         section.taken_bytes += 1  # the chunk has begun
         return blocks
@@ -159,23 +157,21 @@ class _Source:
     """Where the peer's pool has the rows of one chunk."""
 
     def __init__(
-        self, bases: Sequence[int], terms: Terms, blocks: Sequence[int], chunk: KvPart, row_bytes: int
+        self, bases: Sequence[int], terms: Terms, blocks: Sequence[int], chunk: Chunk, row_bytes: int
     ) -> None:
         self._bases = bases
         self._blocks = blocks
         self._block_size = terms.block_size
-        self._first = chunk.start // terms.block_size * terms.block_size
+        self._first = chunk[0] // terms.block_size * terms.block_size
         self._row_bytes = row_bytes
         self._rows: dict[tuple[int, int], Ranges] = {}
 
-    def ranges(self, batch: list[Piece]) -> Ranges:
+    def ranges(self, batch: Batch) -> Ranges:
         """(address, length, 0) of a batch in file order, neighbouring blocks joined."""
         found = []
-        for piece in batch:
-            ranges = self._rows_of(piece.start, piece.end).copy()
-            ranges[:, 0] += np.uint64(
-                self._bases[piece.part.layer * len(KINDS) + KINDS.index(piece.part.kind)]
-            )
+        for base in self._bases[batch.first : batch.last]:
+            ranges = self._rows_of(batch.start, batch.end).copy()
+            ranges[:, 0] += np.uint64(base)
             found.append(ranges)
         return np.concatenate(found)
 

@@ -14,14 +14,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 
 from shared.errors import InvalidRequest, ManifestMismatch
 from shared.kv.carrier import Body
 from shared.kv.decoder import Receive, Section
 from shared.kv.encoder import BlobEncoder
-from shared.kv.layout import BlobLayout, KvPart
-from shared.kv.pieces import Piece, cut
+from shared.kv.layout import BlobLayout
+from shared.kv.manifest import Chunk
+from shared.kv.pieces import Batch, cut, num_batches
 from shared.kv.segment import Segment, SegmentShape, attach, create
 from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket
@@ -187,11 +188,11 @@ class SegmentSlots:
             raise ManifestMismatch("a slot is smaller than one row of KV")
         return body_bytes(header_bytes, layout, self._mapped.segment.shape)
 
-    def chunk(self, parts: Sequence[KvPart], row_bytes: int) -> Generator[tuple[list[Piece], memoryview]]:
+    def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
         """Batches as the sender fills slots with them. Raises ManifestMismatch."""
         segment = self._mapped.segment
-        for batch in cut(parts, row_bytes, segment.shape.slot_bytes, None):
-            num_bytes = sum([piece.end - piece.start for piece in batch]) * row_bytes
+        for batch in cut(chunk, len(layout.tensors), layout.row_bytes, segment.shape.slot_bytes):
+            num_bytes = batch.num_bytes
             self._wait_filled(num_bytes, Section(num_bytes))
             yield batch, segment.slot(self._mapped.num_emptied)[:num_bytes]
             # Its bytes are where they belong: the sender may fill it again.
@@ -211,10 +212,12 @@ class SegmentSlots:
 
 
 def body_bytes(header_bytes: int, layout: BlobLayout, shape: SegmentShape) -> int:
-    """Length of a PUT whose chunks go through a segment. `pieces.cut` fills each slot with whole rows."""
-    max_rows = shape.slot_bytes // layout.row_bytes
-    num_batches = sum(-(-sum(part.end - part.start for part in parts) // max_rows) for parts in layout.chunks)
-    return header_bytes + num_batches * _LENGTH.size + layout.trailer_bytes
+    """Length of a PUT whose chunks go through a segment."""
+    lengths = sum(
+        num_batches(chunk, len(layout.tensors), layout.row_bytes, shape.slot_bytes)
+        for chunk in layout.manifest.chunks
+    )
+    return header_bytes + lengths * _LENGTH.size + layout.trailer_bytes
 
 
 def _check_segment(shape: SegmentShape) -> None:

@@ -15,7 +15,7 @@ from shared.errors import InvariantBroken
 from shared.kv.block_views import block_runs
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout, total_bytes_bounds
-from shared.kv.pieces import BATCH_BYTES, BATCH_PIECES
+from shared.kv.pieces import BATCH_BYTES, BATCH_TENSORS
 from shared.kv.shape import ITEMSIZE_BYTES, KvDtype, KvShape
 from tests.unit.shared.kv.blobs import SHAPE, Pool, decode, encode, expected, first_tokens, manifest_for
 
@@ -92,7 +92,7 @@ def test_batches_are_bounded(block_size: int) -> None:
     encoder = BlobEncoder(BlobLayout(manifest), pool.views())
     owners = set()
     for batch in encoder.chunk(0):
-        assert len(batch) <= BATCH_PIECES
+        assert len(batch) <= BATCH_TENSORS
         assert sum(map(len, batch)) <= BATCH_BYTES
         owners |= {id(view.obj) for view in batch if isinstance(view, memoryview)}
     if block_size == 1024:
