@@ -56,8 +56,9 @@ class BlobEncoder:
                 content.digest(batch, memory)
             else:
                 views = content.views(batch)
-                yield [view for own in views for view in own]
+                # Before they are read for the wire: who changes a block that is being sent is found out.
                 content.digest(batch, views)
+                yield [view for own in views for view in own]
         self._digests += content.digests
 
     def pour_chunk(self, index: int, slot_bytes: int, next_slot: Callable[[], memoryview]) -> Iterator[int]:
@@ -67,6 +68,7 @@ class BlobEncoder:
             memory = next_slot()[: batch.num_bytes]
             content.copy_out(batch, memory)
             yield batch.num_bytes
+            # The copy is ours alone, so it can be digested while the peer already reads it.
             content.digest(batch, memory)
         self._digests += content.digests
 
