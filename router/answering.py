@@ -83,7 +83,8 @@ class Answering:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Opening events, pieces as they come, and what closes the stream."""
-        opening = b"".join(self._answer.start(i) for i in range(self._generation.num_choices))
+        usage = self._generation.usage() if self._continuous_usage else None
+        opening = b"".join(self._answer.start(i, usage) for i in range(self._generation.num_choices))
         try:
             yield opening + self._events(self._first_batch or [])
             async for batch in self._batches:

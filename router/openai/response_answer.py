@@ -38,7 +38,7 @@ class ResponseAnswer:
         self._items: list[_Item] = []
         self._is_complete = True
 
-    def start(self, index: int) -> bytes:  # noqa: ARG002 - there is one choice
+    def start(self, index: int, usage: Usage | None = None) -> bytes:  # noqa: ARG002 - there is one choice
         """The events before the first item."""
         response = self._response("in_progress", None)
         created = self._event("response.created", response=response)

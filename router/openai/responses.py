@@ -94,12 +94,12 @@ class Answer(ABC):
         self._no_usage = b'],"usage":null}' + _END if include_usage else b"]}" + _END
         self._text_middles: dict[int, tuple[bytes, bytes]] = {}
 
-    def start(self, index: int) -> bytes:
-        """What opens a choice's stream; may be nothing."""
+    def start(self, index: int, usage: Usage | None = None) -> bytes:
+        """What opens a choice's stream; may be nothing. usage: counts so far, where each event has them."""
         if self.opening is None:
             return b""
         choice = {"index": index, "delta": dict(self.opening), "logprobs": None, "finish_reason": None}
-        return self._event(choice, None)
+        return self._event(choice, usage)
 
     def piece(self, index: int, piece: Piece, usage: Usage | None = None) -> bytes:
         """The events of one piece, in order: its text, its calls, its ending. usage: counts so far, for each."""

@@ -22,6 +22,9 @@ from router.workers.client import WorkerClient
 from router.workers.registry import Registry
 from shared.wire import Sampling
 from tests.contract.fakes import SECRET, FakeWorker, fake_workers
+from tests.contract.site import checkpoint, site
+
+__all__ = ["checkpoint", "site"]
 
 
 @dataclass
