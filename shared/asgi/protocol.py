@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -31,6 +32,9 @@ class BoundedHttp(HttpToolsProtocol):
     Requests that come before an answer is complete wait for their turn, but never stop the reading, as they do in
     uvicorn: whoever does not read is not told of a hang-up. Too many, or too long ones, are dropped, and the
     connection ends with the answer.
+
+    An offer to go on in another protocol is declined by going on in this one. Java's client makes one with every
+    request, and httptools stops there: uvicorn would answer without the body, and hear nothing after it.
     """
 
     _head_bytes: int | None = 0  # None while a body is read
@@ -46,11 +50,18 @@ class BoundedHttp(HttpToolsProtocol):
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.send_400_response("The request's headers are too long.")
                 return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            while data and not self._is_full:
+                data = self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
 
     def on_headers_complete(self) -> None:
         """The head is over; what follows is body."""
         self._head_bytes = None
+        if self._is_offer:
+            return
         super().on_headers_complete()
         self._read_on()
 
@@ -61,6 +72,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is over; what follows is the next request's head."""
+        if self._is_offer:
+            return
         self._head_bytes = 0
         super().on_message_complete()
 
@@ -89,6 +102,29 @@ class BoundedHttp(HttpToolsProtocol):
             body = bytes(answer.body)
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n" + head + b"\r\n" + body)
         self.transport.close()
+
+    @property
+    def _is_offer(self) -> bool:
+        """The head that was read last asks for another protocol. CONNECT, which nobody serves, is none."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def _feed(self, data: bytes) -> bytes:
+        """Parse. What is left to be parsed: the same head without its offer, and all that came behind it."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as exc:
+            if not self._is_offer:
+                return b""
+            line = b"%s %s HTTP/%s" % (
+                self.parser.get_method(),
+                self.url,
+                self.parser.get_http_version().encode(),
+            )
+            headers = [b"%s: %s" % pair for pair in self.headers if pair[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)  # NOTE: the old one takes nothing more
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            return b"\r\n".join([line, *headers, b"", data[exc.args[0] :]])
+        return b""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle

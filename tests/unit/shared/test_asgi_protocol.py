@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from fastapi import FastAPI
-from starlette.responses import StreamingResponse
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from shared.asgi.install import install_http
 from shared.asgi.protocol import BoundedHttp
@@ -19,6 +20,10 @@ def server() -> Iterator[ServerThread]:
     """An app with one stream; everything else is a 404, which is an answer too."""
     app = FastAPI()
     install_http(app, keys=(), trust_caller_id=False)
+
+    @app.post("/echo")
+    async def echo(request: Request) -> Response:
+        return Response(request.method.encode() + b" " + await request.body())
 
     @app.get("/stream")
     async def stream() -> StreamingResponse:
@@ -62,6 +67,46 @@ def test_pipelined_requests_are_answered_in_order(server: ServerThread) -> None:
         send_request(sock, "GET", "/", headers={"Connection": "close"})
         answer = read_until(sock, b"nothing but the end")
     assert 2 == answer.count(b"HTTP/1.1 404 ")
+
+
+OFFER = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAA"}
+WEBSOCKET = {"Connection": "upgrade", "UPGRADE": "websocket", "Sec-WebSocket-Version": "13"}
+
+
+@pytest.mark.parametrize("headers", [OFFER, WEBSOCKET, OFFER | {"Expect": "100-continue"}])
+def test_an_offer_of_another_protocol_is_declined(server: ServerThread, headers: dict[str, str]) -> None:
+    """Body and all, also of what follows on the connection. uvicorn gave the app an empty body, and then hung."""
+    with connect(server) as sock:
+        for number in range(3):
+            send_request(sock, "POST", "/echo", headers=headers, body=b"body %d" % number)
+            assert b"POST body %d" % number in read_until(sock, b"body %d" % number)
+        send_request(sock, "GET", "/stream")
+        assert b"two" in read_until(sock, b"two")
+
+
+def test_offers_in_many_pieces_and_many_in_one(server: ServerThread) -> None:
+    """However the bytes are cut; chunked bodies too."""
+    request = b"POST /echo HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n"
+    chunked = request + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
+    for step in (1, 7, 60, len(chunked)):
+        with connect(server) as sock:
+            for start in range(0, len(chunked), step):
+                sock.sendall(chunked[start : start + step])
+            assert b"POST abcdefg" in read_until(sock, b"defg")
+    plain = request + b"Content-Length: 2\r\n\r\n"
+    with connect(server) as sock:
+        sock.sendall(plain + b"ab" + plain + b"cd" + chunked)
+        answer = read_until(sock, b"defg")
+    assert 3 == answer.count(b"HTTP/1.1 200 ")
+    assert answer.index(b"POST ab") < answer.index(b"POST cd") < answer.index(b"POST abcdefg")
+
+
+@pytest.mark.parametrize("target", ["example.com:443", "/echo"])
+def test_nobody_connects_through_here(server: ServerThread, target: str) -> None:
+    """CONNECT is answered like any other method that does not exist."""
+    with connect(server) as sock:
+        sock.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert read_until(sock, b"}").startswith((b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 405"))
 
 
 def test_connections_that_were_reset_are_forgotten(server: ServerThread) -> None:
