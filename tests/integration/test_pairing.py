@@ -53,3 +53,38 @@ def test_block_sizes_may_differ(tiny_model: Path) -> None:
             answers.append(token_ids(complete(cluster, prompt, max_tokens=20, **GREEDY)))
 
     assert answers[0] == answers[1]
+
+
+def test_the_shorter_context_of_the_two_counts(tiny_model: Path) -> None:
+    """What only prefill could take is refused before any work, in the words for it, whole and streamed."""
+    with run_cluster(tiny_model, decode={"max_model_len": 64}) as cluster:
+        model = http.get(f"{cluster.url}/v1/models/tiny").json()
+        for stream in (False, True):
+            body = {"model": "tiny", "prompt": random_prompt(40, seed=1), "max_tokens": 60, "stream": stream}
+            response = http.post(f"{cluster.url}/v1/completions", json=body)
+
+            error = response.json()["error"]
+            assert (400, "context_length_exceeded") == (response.status_code, error["code"])
+            assert "maximum context length is 64 tokens" in error["message"]
+        assert 24 == len(token_ids(complete(cluster, random_prompt(40, seed=1), max_tokens=24, **GREEDY))[0])
+
+    assert 64 == model["max_model_len"]
+
+
+def test_a_worker_in_the_wrong_place_gets_no_work(tiny_model: Path) -> None:
+    """An address of another role, one where nobody is, and one named twice: /ready tells, the others serve."""
+    with run_worker("prefill", tiny_model, name="p") as p, run_worker("decode", tiny_model, name="d") as d:
+        router = RouterSettings(
+            prefill_urls=(p.url, d.url, f"{p.url}/"),
+            decode_urls=(d.url, p.url, "http://127.0.0.1:9"),
+            served_model_name="tiny",
+        )
+        with ServerThread(create_app(router, Checkpoint.load(tiny_model, "tiny"), SECRET)) as server:
+            wait_until(lambda: http.get(f"{server.url}/ready").status_code == 200)
+            report = http.get(f"{server.url}/ready").json()["workers"]
+            body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 4}
+            statuses = [http.post(f"{server.url}/v1/completions", json=body).status_code for _ in range(4)]
+
+    assert [True, False, True, False, False] == [worker["usable"] for worker in report]
+    assert "is a decode worker, not a prefill worker" in report[1]["problem"]
+    assert [200] * 4 == statuses

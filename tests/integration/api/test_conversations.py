@@ -50,7 +50,7 @@ CONVERSATIONS: list[Messages] = [
 @pytest.fixture(scope="module")
 def reference(tiny_model: Path) -> PreTrainedTokenizerBase:
     """The checkpoint's tokenizer as transformers loads it."""
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tiny_model)  # type: ignore[no-untyped-call]
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(tiny_model)
     return found
 
 
@@ -67,17 +67,17 @@ def prompt_ids(cluster: Cluster, messages: Messages, **fields: Any) -> list[int]
     return ids
 
 
-@pytest.mark.parametrize("messages", CONVERSATIONS, ids=lambda m: json.dumps(m)[:60])
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
 def test_the_prompt_is_that_of_the_reference(
-    pd: Cluster, reference: PreTrainedTokenizerBase, messages: Messages, tools: Any
+    pd: Cluster, reference: PreTrainedTokenizerBase, tools: Any
 ) -> None:
     """The same ids as apply_chat_template, whatever roles come in whatever order."""
-    expected = reference.apply_chat_template(
-        messages, tools=tools, add_generation_prompt=True, return_dict=False
-    )
+    for messages in CONVERSATIONS:
+        expected = reference.apply_chat_template(
+            messages, tools=tools, add_generation_prompt=True, return_dict=False
+        )
 
-    assert expected == prompt_ids(pd, messages, **({"tools": tools} if tools else {}))
+        assert expected == prompt_ids(pd, messages, **({"tools": tools} if tools else {})), messages
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
@@ -98,67 +98,67 @@ def test_a_developer_speaks_as_the_system(pd: Cluster) -> None:
     assert both[0] == both[1]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        None,
-        [],
-        [{}],
-        ["hi"],
-        [None],
-        [{"text": "hi"}],
-        [{"type": "text"}],
-        [{"type": "text", "text": None}],
-        [{"type": "text", "text": 5}],
-        [{"type": 5, "text": "a"}],
-        [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}],
-        [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}],
-        [{"type": "input_audio", "input_audio": {}}],
-        {"type": "text", "text": "a"},
-        5,
-        True,
-    ],
-    ids=lambda content: json.dumps(content)[:40],
-)
-def test_content_that_is_no_text_is_refused(pd: Cluster, content: Any) -> None:
-    """By its place, streamed or not; an empty string is a legal turn."""
-    for stream in (False, True):
+NO_CONTENT: list[Any] = [
+    None,
+    [],
+    [{}],
+    ["hi"],
+    [None],
+    [{"text": "hi"}],
+    [{"type": "text"}],
+    [{"type": "text", "text": None}],
+    [{"type": "text", "text": 5}],
+    [{"type": 5, "text": "a"}],
+    [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}],
+    [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}],
+    [{"type": "input_audio", "input_audio": {}}],
+    {"type": "text", "text": "a"},
+    5,
+    True,
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_content_that_is_no_text_is_refused(pd: Cluster, stream: bool) -> None:
+    """By its place; an empty string is a legal turn."""
+    for content in NO_CONTENT:
         response = Way("chat", stream=stream).post(pd, content)
-        assert 400 == response.status_code
+
+        assert 400 == response.status_code, content
         assert response.json()["error"]["param"].startswith("messages[0].content")
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        None,
-        [],
-        {},
-        "hi",
-        5,
-        [{}],
-        [None],
-        ["hi"],
-        [[{"role": "user", "content": "x"}]],
-        {"role": "user", "content": "x"},
-        [{"role": "user"}],
-        [{"content": "x"}],
-        [{"role": None, "content": "x"}],
-        [{"role": "", "content": "x"}],
-        [{"role": 5, "content": "x"}],
-        [{"role": "wizard", "content": "x"}],
-        [{"role": "user", "content": "ok"}, {"role": "user"}],
-        [{"role": "assistant", "content": None}],
-    ],
-    ids=lambda messages: json.dumps(messages)[:40],
-)
-def test_what_is_no_conversation_is_refused(pd: Cluster, messages: Any) -> None:
+NO_MESSAGES: list[Any] = [
+    None,
+    [],
+    {},
+    "hi",
+    5,
+    [{}],
+    [None],
+    ["hi"],
+    [[{"role": "user", "content": "x"}]],
+    {"role": "user", "content": "x"},
+    [{"role": "user"}],
+    [{"content": "x"}],
+    [{"role": None, "content": "x"}],
+    [{"role": "", "content": "x"}],
+    [{"role": 5, "content": "x"}],
+    [{"role": "wizard", "content": "x"}],
+    [{"role": "user", "content": "ok"}, {"role": "user"}],
+    [{"role": "assistant", "content": None}],
+]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True, "tools": TOOLS}], ids=["whole", "stream"])
+def test_what_is_no_conversation_is_refused(pd: Cluster, fields: dict[str, Any]) -> None:
     """Before the template, which would index into it; missing is as null."""
-    for fields in ({"messages": messages}, {"messages": messages, "stream": True, "tools": TOOLS}):
-        response = http.post(f"{pd.url}/v1/chat/completions", json=fields)
-        assert 400 == response.status_code
+    for messages in NO_MESSAGES:
+        response = http.post(f"{pd.url}/v1/chat/completions", json={"messages": messages} | fields)
+
+        assert 400 == response.status_code, messages
         assert response.json()["error"]["param"].startswith("messages")
-    assert 400 == http.post(f"{pd.url}/v1/chat/completions", json={}).status_code
+    assert 400 == http.post(f"{pd.url}/v1/chat/completions", json=fields).status_code
 
 
 @pytest.mark.parametrize(

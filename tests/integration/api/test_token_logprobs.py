@@ -15,7 +15,12 @@ from tests.support.cluster import Cluster
 
 FUNCTION = {
     "name": "f",
-    "parameters": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
 }
 TOOLS = [{"type": "function", "function": FUNCTION}]
 
@@ -61,7 +66,7 @@ def check_chat(text: str, entries: list[dict[str, Any]], num_top: int) -> None:
         assert all(isinstance(top["bytes"], list) for top in entry["top_logprobs"])
 
 
-@pytest.mark.parametrize("num_top", [0, 1, 2, 5, 20])
+@pytest.mark.parametrize("num_top", [0, 2, 20])
 def test_streamed_logprobs_are_the_whole_ones_in_the_endpoints_own_shape(
     cluster: Cluster, num_top: int
 ) -> None:
@@ -72,7 +77,7 @@ def test_streamed_logprobs_are_the_whole_ones_in_the_endpoints_own_shape(
         answer, joined = (way.ask(cluster, "Rome is the capital of", **fields) for way in (whole, stream))
 
         assert 12 == len(values(answer)) == answer.counts[1]
-        assert values(answer) == pytest.approx(values(joined))
+        assert values(answer) == pytest.approx(values(joined), abs=1e-3)
         if isinstance(answer.only.logprobs, dict):
             assert isinstance(joined.only.logprobs, dict)
             assert answer.only.logprobs["tokens"] == joined.only.logprobs["tokens"]
@@ -93,7 +98,7 @@ def test_values_are_those_of_plain_transformers(
     said = Way(way.endpoint, stream=False).post(cluster, "Rome is the capital of", **fields).json()
     prompt = said["choices"][0]["prompt_token_ids"]
     ids = prompt + answer.only.token_ids
-    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     with torch.inference_mode():
         rows = torch.log_softmax(plain(torch.tensor([ids])).logits[0].float(), dim=-1)[len(prompt) - 1 : -1]
 
