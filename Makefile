@@ -20,7 +20,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --quiet --no-deps --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help env serve test check lock gpu-check clean
+.PHONY: help env serve test check lock gpu-check stress fuzz clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 20
@@ -74,6 +74,18 @@ lock: ## resolve the ranges of pyproject.toml again and write both lock files
 	@grep -q '^torch==' requirements.lock.new && grep -q '^torch==' requirements-gpu.lock.new
 	@mv requirements.lock.new requirements.lock && mv requirements-gpu.lock.new requirements-gpu.lock
 	@rm -rf $(VENV).lock
+
+STRESS_S := 900
+
+stress: $(STAMP) ## both sides killed 50 times in mid-transfer, 20 rounds of random aborts, on every transport
+	@$(BIN)/python -m pytest tests/integration/test_transports.py --stress --timeout $(STRESS_S) $(ARGS)
+
+FUZZ_S  := 60
+ATHERIS := 3.0.0
+
+fuzz: $(STAMP) ## what arrives over the KV port, fed by a coverage-guided fuzzer for FUZZ_S seconds a target
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(INSTALL) atheris==$(ATHERIS)
+	@for target in blob ticket head; do $(BIN)/python -m tests.fuzz $$target $(FUZZ_S) || exit 1; done
 
 clean: ## remove the environment and every cache of the tools; models stay
 	rm -rf $(VENV) $(VENV).lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -10,6 +10,13 @@ import structlog
 from shared.settings import PREFIX
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--stress`: `make stress`."""
+    parser.addoption(
+        "--stress", action="store_true", help="many more rounds of the tests that abort and kill at random"
+    )
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the developer's own HANDOFF_ variables out of the tests."""

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def put(
 
 
 @pytest.mark.parametrize("dtype", list(ITEMSIZE_BYTES))
-@pytest.mark.parametrize("block_sizes", [(1, 1), (16, 16), (256, 256), (1, 16), (256, 1), (16, 256)])
+@pytest.mark.parametrize("block_sizes", list(product((1, 16, 256), repeat=2)))
 def test_kv_arrives_bit_for_bit(
     listen: Listen, name: str, sender_to: SenderOver, dtype: KvDtype, block_sizes: tuple[int, int]
 ) -> None:
