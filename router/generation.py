@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from time import perf_counter
 
 from router.course import Job
@@ -95,6 +96,11 @@ class Generation:
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """Pieces by choice, as they come; a batch may be empty. Raises what broke any of the prompts."""
+        if len(self._jobs) == 1:
+            async with aclosing(self._serve(0)) as batches:
+                async for batch in batches:
+                    yield batch
+            return
         self._tasks = [asyncio.create_task(self._guard(i)) for i in range(len(self._jobs))]
         num_open = len(self._jobs)
         while num_open:
@@ -115,13 +121,15 @@ class Generation:
 
     async def _guard(self, index: int) -> None:
         try:
-            await self._serve(index)
+            async with aclosing(self._serve(index)) as batches:
+                async for batch in batches:
+                    self._batches.put_nowait(batch)
         except Exception as exc:  # noqa: BLE001 - raised again by batches()
             self._batches.put_nowait(exc)
         else:
             self._batches.put_nowait(None)
 
-    async def _serve(self, index: int) -> None:
+    async def _serve(self, index: int) -> AsyncGenerator[Batch, None]:
         offset = index * self._num_choices
         texts = self._texts[offset : offset + self._num_choices]
         async with self._dispatcher.relay(self._jobs[index]) as relay:
@@ -131,19 +139,22 @@ class Generation:
                 stopped_before = sum(text.stopped_early for text in texts)
                 batch = [] if is_echoed else self._echo(index, relay)
                 is_echoed = True
-                self._batches.put_nowait(batch + self._push(offset, tokens))
-                if sum(text.stopped_early for text in texts) == stopped_before:
-                    continue
-                if all(text.finished for text in texts):
+                batch += self._push(offset, tokens)
+                has_stopped = sum(text.stopped_early for text in texts) > stopped_before
+                is_finished = all(text.finished for text in texts)
+                if has_stopped and not is_finished:
+                    for choice, text in enumerate(texts):
+                        if text.stopped_early:
+                            relay.stop(choice)
+                yield batch
+                if has_stopped and is_finished:
                     break  # a stop string was the end: leaving the relay cancels the rest at the workers
-                for choice, text in enumerate(texts):
-                    if text.stopped_early:
-                        relay.stop(choice)
             self._ended.append(relay.report)
             if not self._jobs[index].sampling.max_tokens:
                 endings = [(offset + choice, text.abandon("length")) for choice, text in enumerate(texts)]
-                self._batches.put_nowait([] if is_echoed else self._echo(index, relay))
-                self._batches.put_nowait(endings)
+                if not is_echoed:
+                    yield self._echo(index, relay)
+                yield endings
 
     def _echo(self, index: int, relay: Relay) -> Batch:
         """The prompt, before every choice of it."""

@@ -1,4 +1,4 @@
-"""A leg: one open stream to one worker, with the lease that counts it and the task that reads it.
+"""A leg: one open stream to one worker, with the lease that counts it. An inbox: the wait for all legs of a try.
 
 Leaving a leg cancels its work at the worker by closing the connection, unless the stream had already ended; then
 its connection is kept for the next request.
@@ -7,15 +7,14 @@ its connection is kept for the next request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from router.workers.state import Worker
 from router.workers.stream import EventStream
-from shared.asgi.disconnect import finish
 from shared.errors import BackendTimeout, ServingError
 from shared.wire import DecodeEvent, PrefillEvent
 
@@ -35,68 +34,73 @@ class LegFailed(Exception):
 
 
 class Leg(Generic[E]):
-    """Opens its stream in a task of its own, so that an answer that starts late hides no other leg's failure."""
+    """Open from entering to leaving. `open_stream` gets what is to be called at any news of the stream."""
 
     def __init__(
         self,
         worker: Worker,
         *,
         tokens: int,
-        open_stream: Callable[[], Awaitable[EventStream[E]]],
+        open_stream: Callable[[Callable[[], None]], EventStream[E]],
         inbox: Inbox,
     ) -> None:
         self.worker = worker
-        self.reported = False
-        self._open_stream = open_stream
         self._inbox = inbox
+        self._open_stream = open_stream
         self._lease: AbstractContextManager[None] = worker.lease(tokens)
-        self.closed = False
-        self._ended = False
-        self._pump: asyncio.Task[None] | None = None
+        self._is_silent = False
+        self._is_over = False
+
+    @property
+    def reported(self) -> bool:
+        """Was its error told by the worker itself, not caused by its connection?"""
+        return self._stream.reported
 
     async def __aenter__(self) -> Self:
+        self._stream = self._open_stream(self._inbox.tell)
         self._lease.__enter__()
-        self._pump = asyncio.create_task(self._run())
+        self.worker.watch(self._silent)
+        self._inbox.add(self)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.closed = True
+        self._inbox.remove(self)
+        self.worker.unwatch(self._silent)
         try:
-            if self._pump is not None and not self._pump.done():
-                await finish(end(self._pump, grace_s=SETTLE_S if self._ended and exc_type is None else 0.0))
+            if exc_type is None and self._stream.ended and not self._stream.settled():
+                await self._settle()
         finally:
+            self._stream.close()
             self._lease.__exit__(None, None, None)
+
+    def next(self) -> E | None:
+        """The next event, None while there is none or when there are no more. Raises ServingError, once."""
+        if self._is_over:
+            return None
+        try:
+            if self._is_silent:
+                raise BackendTimeout(f"{self.worker.name} does not answer any more")
+            event = self._stream.next()
+        except BaseException:
+            self._is_over = True
+            raise
+        if event is not None:
+            self.worker.unwatch(self._silent)
+            self._is_over = self._stream.ended
+        return event
 
     def _silent(self) -> None:
         """Before its first word: the worker does not answer looks either, so nothing will come."""
-        self._inbox.put(Arrival(self, None, BackendTimeout(f"{self.worker.name} does not answer any more")))
+        self._is_silent = True
+        self._inbox.tell()
 
-    async def _run(self) -> None:
-        stream: EventStream[E] | None = None
-        try:
-            with self.worker.watched(self._silent):
-                stream = await self._open_stream()
-                event = await stream.next()
-            while True:
-                self._ended = stream.ended
-                self._inbox.put(Arrival(self, event))
-                if stream.ended:
-                    break
-                event = await stream.next()
-            await stream.settle()
-        except ServingError as exc:
-            self.reported = stream is not None and stream.reported
-            self._ended = self.reported
-            self._inbox.put(Arrival(self, None, exc))
-            if stream is not None and stream.ended:
-                await stream.settle()
-        except Exception as exc:  # noqa: BLE001 - a bug of ours must reach the relay, not die in this task
-            self._inbox.put(exc)
-        finally:
-            if stream is not None:
-                stream.close()
+    async def _settle(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while not self._stream.settled():
+                    await self._inbox.news()
 
 
 AnyLeg: TypeAlias = Leg[Any]
@@ -104,58 +108,64 @@ AnyLeg: TypeAlias = Leg[Any]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One event of one leg, or the error that ended it."""
+    """One event of one leg."""
 
     leg: AnyLeg
-    event: DecodeEvent | PrefillEvent | None
-    error: ServingError | None = None
+    event: DecodeEvent | PrefillEvent
 
 
 class Inbox:
-    """Where the legs of one try put what they read. Holds at most what one request may generate."""
+    """The open legs of one try, and the one wait for any of them. Events stay in their streams until taken."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Arrival | Exception] = asyncio.Queue()
+        self._legs: list[AnyLeg] = []
+        self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, item: Arrival | Exception) -> None:
-        self._queue.put_nowait(item)
+    def add(self, leg: AnyLeg) -> None:
+        """From now on its events are taken."""
+        self._legs.append(leg)
+
+    def remove(self, leg: AnyLeg) -> None:
+        """Nothing that it brings is wanted any more."""
+        self._legs.remove(leg)
+
+    def tell(self) -> None:
+        """There may be something new."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def news(self) -> None:
+        """Wait until told. For one at a time, who has looked in vain without a wait in between."""
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
 
     async def take(self, within_s: float, waiting_for: AnyLeg) -> Arrival:
-        """The next event of a leg that is still open.
+        """The next event of any open leg, `waiting_for` being looked at first.
 
         Raises LegFailed: against the leg that failed, or against `waiting_for` when nothing comes in time.
         """
-        item = self._there()
+        arrival = self._look(waiting_for)
+        if arrival is not None:  # a time-out costs more than the rest: only for what has to be waited for
+            return arrival
         try:
-            if item is None:  # a time-out costs more than the rest: only for what has to be waited for
-                async with asyncio.timeout(within_s):
-                    while item is None:
-                        item = _if_open(await self._queue.get())
+            async with asyncio.timeout(within_s):
+                while arrival is None:
+                    await self.news()
+                    arrival = self._look(waiting_for)
         except TimeoutError:
             error = BackendTimeout(f"{waiting_for.worker.name} was silent for {within_s:g} s")
             raise LegFailed(waiting_for, error) from None
-        if isinstance(item, Exception):
-            raise item
-        if item.error is not None:
-            raise LegFailed(item.leg, item.error)
-        return item
+        return arrival
 
-    def _there(self) -> Arrival | Exception | None:
-        """What can be had without waiting."""
-        while not self._queue.empty():
-            if (item := _if_open(self._queue.get_nowait())) is not None:
-                return item
+    def _look(self, first: AnyLeg) -> Arrival | None:
+        for leg in (first, *(leg for leg in self._legs if leg is not first)):
+            try:
+                event = leg.next()
+            except ServingError as exc:
+                raise LegFailed(leg, exc) from exc
+            if event is not None:
+                return Arrival(leg, event)
         return None
-
-
-def _if_open(item: Arrival | Exception) -> Arrival | Exception | None:
-    """Nothing that a closed leg brought is wanted any more."""
-    return None if isinstance(item, Arrival) and item.leg.closed else item
-
-
-async def end(task: asyncio.Task[None], *, grace_s: float = 0.0) -> None:
-    """Wait until a task is over, and cancel it when the grace is. To be shielded by `finish`."""
-    if grace_s > 0:
-        await asyncio.wait({task}, timeout=grace_s)
-    task.cancel()
-    await asyncio.wait({task})

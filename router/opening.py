@@ -29,9 +29,9 @@ async def take_opening(inbox: Inbox, leg: AnyLeg, within_s: float, early: deque[
         event = arrival.event
         if arrival.leg is not leg:
             early.append(arrival)
-        elif event is not None and event.prompt_logprobs is not None:
+        elif event.prompt_logprobs is not None:
             scores += event.prompt_logprobs
-        elif event is not None and event.first is not None:
+        elif event.first is not None:
             return Opening(event.first, scores)
         else:
             raise LegFailed(leg, BackendError(f"{leg.worker.name} answered out of turn"))

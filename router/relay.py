@@ -20,7 +20,7 @@ import structlog
 
 from router.course import Course, Job, Tries
 from router.fleet import Fleet
-from router.legs import LegFailed, end
+from router.legs import LegFailed
 from router.report import Report
 from router.solo import SoloTry
 from router.split import SplitTry
@@ -79,7 +79,7 @@ class Relay:
     async def aclose(self) -> None:
         """Cancel what is left at the workers. A relay that is complete ends by itself, within a bounded time."""
         if not self._complete:
-            await finish(end(self.task))
+            await finish(_end(self.task))
 
     async def _run(self) -> None:
         try:
@@ -100,7 +100,7 @@ class Relay:
             self._finish()
         finally:
             for errand in tuple(self._errands):
-                await finish(end(errand))
+                await finish(_end(errand))
 
     async def _serve(self, group: range, tries: Tries) -> None:
         """Try until every choice of the group has ended. Raises the error that ends the request."""
@@ -198,7 +198,13 @@ class Dispatcher:
     async def aclose(self) -> None:
         """Cancel every relay and wait until all are over."""
         for task in tuple(self._running):
-            await finish(end(task))
+            await finish(_end(task))
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it is over. To be shielded by `finish`."""
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def _first_of(group: ExceptionGroup[Exception]) -> Exception:

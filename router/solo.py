@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
@@ -38,8 +38,8 @@ class SoloTry:
         fleet, course, way = self._fleet, self._course, self._way
         way.topology = "pd"
 
-        async def open_stream(worker: Worker) -> EventStream[PrefillEvent]:
-            return await fleet.client.prefill(worker, course.prefill_request(self._group, self._id, None))
+        def open_stream(worker: Worker, tell: Callable[[], None]) -> EventStream[PrefillEvent]:
+            return fleet.client.prefill(worker, course.prefill_request(self._group, self._id, None), tell)
 
         async with self._answered(fleet.registry.prefill, open_stream) as (leg, opening):
             way.prefill_worker = leg.worker.name
@@ -54,8 +54,9 @@ class SoloTry:
         fleet, course, way = self._fleet, self._course, self._way
         way.topology = "unified"
 
-        async def open_stream(worker: Worker) -> EventStream[DecodeEvent]:
-            return await fleet.client.decode(worker, course.decode_request(self._group, self._id, local=True))
+        def open_stream(worker: Worker, tell: Callable[[], None]) -> EventStream[DecodeEvent]:
+            request = course.decode_request(self._group, self._id, local=True)
+            return fleet.client.decode(worker, request, tell)
 
         async with self._answered(fleet.registry.decode, open_stream) as (leg, opening):
             way.decode_worker = leg.worker.name
@@ -83,7 +84,7 @@ class SoloTry:
     async def _answered(
         self,
         candidates: Callable[[], Sequence[Worker]],
-        open_stream: Callable[[Worker], Awaitable[EventStream[E]]],
+        open_stream: Callable[[Worker, Callable[[], None]], EventStream[E]],
     ) -> AsyncIterator[tuple[Leg[E], Opening]]:
         """A leg that has brought the first tokens. Workers without room are asked once each."""
         fleet, course = self._fleet, self._course

@@ -178,11 +178,11 @@ class SplitTry:
                     sent_known = injected = True
                 elif event.done is None or not sent_known:
                     raise LegFailed(prefill, BackendError(f"{prefill.worker.name} sent no KV"))
-            elif event is not None and event.tokens is not None:
+            elif event.tokens is not None:
                 injected = True
                 self._way.decoding()
                 course.tokens(decode, self._group, event.tokens)
-            elif event is not None and event.finish is not None:
+            elif event.finish is not None:
                 finish, finished_at = event.finish, perf_counter()
                 injected = True
             else:

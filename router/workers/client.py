@@ -1,27 +1,20 @@
-"""The router's HTTP client to the workers.
-
-Should a worker close a kept connection at the very moment of its reuse, the request goes once more on a new one:
-work is tied to its connection, so what a broken one asked for is not done.
-"""
+"""The router's HTTP client to the workers."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import TypeVar
 
 from pydantic import ValidationError
 
 from router.settings import RouterSettings
-from router.workers.connection import Connection, ConnectionBroken, TransportError
+from router.workers.call import Call
+from router.workers.connection import TransportError
 from router.workers.connections import Address, Connections
-from router.workers.exchange import Exchange
 from router.workers.state import Worker
-from router.workers.stream import EventStream, as_our_own, from_transport
-from shared.asgi.answers import from_error_response
-from shared.errors import BackendError, BackendTimeout, ServingError
+from router.workers.stream import MAX_ANSWER_BYTES, EventStream, from_transport, refusal
+from shared.errors import BackendError, BackendTimeout
 from shared.wire import (
     DecodeEvent,
     DecodeRequest,
@@ -31,10 +24,6 @@ from shared.wire import (
     Wire,
     WorkerInfo,
 )
-
-MAX_ANSWER_BYTES = 64 * 2**10
-
-E = TypeVar("E", bound=DecodeEvent | PrefillEvent)
 
 
 class WorkerClient:
@@ -58,69 +47,59 @@ class WorkerClient:
             connections.close()
         await asyncio.sleep(0)  # a socket is closed in the turn after
 
-    async def decode(self, worker: Worker, request: DecodeRequest) -> EventStream[DecodeEvent]:
-        """Open /v1/decode. The reservation lives exactly as long as the stream is open."""
-        return await self._stream(worker, "/v1/decode", request, DecodeEvent.model_validate_json)
+    def decode(
+        self, worker: Worker, request: DecodeRequest, tell: Callable[[], None]
+    ) -> EventStream[DecodeEvent]:
+        """Begin /v1/decode; `tell` is called at any news. The reservation lives exactly as long as the stream."""
+        call = self._call(worker, "POST", "/v1/decode", request, tell)
+        return EventStream(call, DecodeEvent.model_validate_json, worker)
 
-    async def prefill(self, worker: Worker, request: PrefillRequest) -> EventStream[PrefillEvent]:
-        """Open /v1/prefill."""
-        return await self._stream(worker, "/v1/prefill", request, PrefillEvent.model_validate_json)
+    def prefill(
+        self, worker: Worker, request: PrefillRequest, tell: Callable[[], None]
+    ) -> EventStream[PrefillEvent]:
+        """Begin /v1/prefill; `tell` is called at any news."""
+        call = self._call(worker, "POST", "/v1/prefill", request, tell)
+        return EventStream(call, PrefillEvent.model_validate_json, worker)
 
     async def stop(self, worker: Worker, request: StopChoices) -> None:
-        """Tell a decode worker that these choices need no more tokens."""
-        async with _Bounded(self._small_timeout_s, worker):
-            exchange = await self._send(worker, "POST", "/v1/decode/stop", request)
-            try:
-                if exchange.head.status >= 400:
-                    raise await _refusal(exchange, worker)
-                await _limited(exchange, worker)
-            finally:
-                exchange.close()
+        """Tell a decode worker that these choices need no more tokens. Raises ServingError."""
+        await self._ask(worker, "POST", "/v1/decode/stop", request)
 
     async def info(self, worker: Worker) -> WorkerInfo:
         """Ask who it is and how it does. Raises BackendError if it does not answer properly."""
-        async with _Bounded(self._small_timeout_s, worker):
-            exchange = await self._send(worker, "GET", "/v1/info")
-            try:
-                if exchange.head.status != 200:
-                    raise await _refusal(exchange, worker)
-                return WorkerInfo.model_validate_json(await _limited(exchange, worker))
-            except ValidationError as exc:
-                raise BackendError("it does not speak this protocol") from exc
-            finally:
-                exchange.close()
-
-    async def _stream(
-        self, worker: Worker, path: str, body: Wire, parse: Callable[[bytes], E]
-    ) -> EventStream[E]:
-        exchange = await self._send(worker, "POST", path, body)
-        if exchange.head.status == 200:
-            return EventStream(exchange, parse, worker)
+        answer = await self._ask(worker, "GET", "/v1/info")
         try:
-            refusal = await _refusal(exchange, worker)
-        except BaseException:
-            exchange.close()
-            raise
-        return EventStream(exchange, parse, worker, refusal=refusal)
+            return WorkerInfo.model_validate_json(answer)
+        except ValidationError as exc:
+            raise BackendError("it does not speak this protocol") from exc
 
-    async def _send(self, worker: Worker, method: str, path: str, body: Wire | None = None) -> Exchange:
-        """The response's head. Raises BackendError, BackendTimeout."""
+    async def _ask(self, worker: Worker, method: str, path: str, body: Wire | None = None) -> bytes:
+        """The answer of a whole small exchange, with one time-out. Raises BackendError, BackendTimeout."""
+        news = asyncio.Event()
+        call = self._call(worker, method, path, body, news.set)
+        try:
+            async with asyncio.timeout(self._small_timeout_s):
+                while (head := call.head()) is None or (answer := call.whole(MAX_ANSWER_BYTES)) is None:
+                    news.clear()
+                    await news.wait()
+        except TimeoutError as exc:
+            raise BackendTimeout(f"{worker.name} did not answer in time") from exc
+        except TransportError as exc:
+            raise from_transport(exc, worker) from exc
+        finally:
+            call.close()
+        if not 200 <= head.status < 300:
+            raise refusal(head, answer)
+        return answer
+
+    def _call(
+        self, worker: Worker, method: str, path: str, body: Wire | None, tell: Callable[[], None]
+    ) -> Call:
         connections = self._connections.get(worker.url)
         if connections is None:
             connections = self._connections[worker.url] = self._to(worker.url)
-        request = self._request(connections.address, method, path, b"" if body is None else body.to_json())
-        try:
-            kept = connections.kept()
-            if kept is not None:
-                try:
-                    return await _exchange(request, kept, connections)
-                except ConnectionBroken:
-                    if kept.touched:
-                        raise
-                    # it was closed while idle: nothing was answered on it, so nothing was begun
-            return await _exchange(request, await connections.fresh(), connections)
-        except TransportError as exc:
-            raise from_transport(exc, worker) from exc
+        content = b"" if body is None else body.to_json()
+        return Call(self._request(connections.address, method, path, content), connections, tell)
 
     def _to(self, url: str) -> Connections:
         address = Address.of(url)
@@ -140,58 +119,6 @@ class WorkerClient:
         return head.encode("ascii") + content
 
 
-async def _exchange(request: bytes, connection: Connection, connections: Connections) -> Exchange:
-    try:
-        return Exchange(await connection.request(request), connection, connections)
-    except BaseException:
-        connection.close()
-        raise
-
-
 def _ssl_context(urls: Iterable[str]) -> ssl.SSLContext | None:
     """Shared by all connections. Made only where a worker needs it: loading certificates takes a while."""
     return ssl.create_default_context() if any(url.startswith("https://") for url in urls) else None
-
-
-class _Bounded:
-    """A whole small exchange with one time-out, told as BackendTimeout."""
-
-    def __init__(self, limit_s: float, worker: Worker) -> None:
-        self._timeout = asyncio.timeout(limit_s)
-        self._worker = worker
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(exc_type, exc, traceback)
-        except TimeoutError as late:
-            raise BackendTimeout(f"{self._worker.name} did not answer in time") from late
-
-
-async def _limited(exchange: Exchange, worker: Worker) -> bytes:
-    body = bytearray()
-    try:
-        while chunk := await exchange.read():
-            body += chunk
-            if len(body) > MAX_ANSWER_BYTES:
-                raise BackendError(f"{worker.name} answered too much")
-    except TransportError as exc:
-        raise from_transport(exc, worker) from exc
-    return bytes(body)
-
-
-async def _refusal(exchange: Exchange, worker: Worker) -> ServingError:
-    """A status other than 200 as the error that its body names; its header tells when to come back."""
-    body = await _limited(exchange, worker)
-    retry_after = exchange.head.headers.get(b"retry-after")
-    return as_our_own(
-        from_error_response(
-            exchange.head.status,
-            body,
-            retry_after=None if retry_after is None else retry_after.decode("latin-1"),
-        )
-    )

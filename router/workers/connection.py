@@ -8,6 +8,7 @@ ends cannot be told from a cut one, and counts as cut.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -49,6 +50,7 @@ class Head:
 class Connection(asyncio.Protocol):
     """Changed on its event loop only. `close` at any time ends it at once, and with it the work at the other end.
 
+    Nothing here waits: who sends a request is told of news, and takes what there is.
     touched: has any byte of the current response come?
     """
 
@@ -60,7 +62,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._failure: TransportError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._tell: Callable[[], None] | None = None
         self._is_choked = False
         self._is_paused = False
         self._keeps_alive = True
@@ -72,27 +74,34 @@ class Connection(asyncio.Protocol):
         """May another request go out on it?"""
         return self._complete and self._keeps_alive and not self._is_choked and self._failure is None
 
-    async def request(self, content: bytes) -> Head:
-        """Send a whole request and wait for the head of its response. Raises TransportError."""
+    def send(self, content: bytes, tell: Callable[[], None]) -> None:
+        """Send a whole request. `tell` is called whenever `head` or `take` has news, be it a failure."""
         assert self._transport is not None, "connected"
         assert self.reusable, "one request at a time"
         self._start()
         self._complete = False
+        self._tell = tell
         self._transport.write(content)
-        while not self._has_head:
-            if self._failure is not None:
-                raise self._failure
-            await self._news()
-        return self._head
 
-    async def read(self) -> bytes:
-        """All of the body that has come since the last call; b"" at its end. Raises TransportError if it is cut."""
-        while not self._unread:
+    def head(self) -> Head | None:
+        """The response's, None while it has not come. Raises TransportError if it never will."""
+        if self._has_head:
+            return self._head
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def take(self) -> bytes | None:
+        """All of the body that has come since the last call: None if nothing has, b"" at its end.
+
+        Raises TransportError if it is cut.
+        """
+        if not self._unread:
             if self._complete:
                 return b""
             if self._failure is not None:
                 raise self._failure
-            await self._news()
+            return None
         data = self._unread[0] if len(self._unread) == 1 else b"".join(self._unread)
         self._unread.clear()
         self._num_unread = 0
@@ -101,8 +110,13 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return data
 
+    def rest(self) -> None:
+        """Nobody wants its news until the next request."""
+        self._tell = None
+
     def close(self) -> None:
         """Drop it, whatever it is at."""
+        self.rest()
         self._fail(ConnectionBroken("it was closed on this side"))
 
     def _start(self) -> None:
@@ -113,16 +127,9 @@ class Connection(asyncio.Protocol):
         self._unread: list[bytes] = []
         self._num_unread = 0
 
-    async def _news(self) -> None:
-        waiter = self._waiter = self._loop.create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _announce(self) -> None:
+        if self._tell is not None:
+            self._tell()
 
     def _fail(self, failure: TransportError) -> None:
         if self._failure is None:
@@ -131,7 +138,7 @@ class Connection(asyncio.Protocol):
                 self._write_timer.cancel()
             if self._transport is not None:
                 self._transport.abort()
-            self._wake()
+            self._announce()
 
     # -- asyncio.Protocol
 
@@ -164,7 +171,7 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
             self._fail(ConnectionBroken(f"what came is no response: {exc}"))
         if self._has_head:
-            self._wake()
+            self._announce()
 
     def _feed(self, data: bytes) -> None:
         """Never more of a head than it may have. Raises what the parser does."""

@@ -89,6 +89,7 @@ class Connections:
         if not connection.reusable:
             connection.close()
             return
+        connection.rest()
         now = monotonic()
         self._idle.append((now, connection))
         while len(self._idle) > self._max_idle or now - self._idle[0][0] >= KEEPALIVE_EXPIRY_S:

@@ -68,14 +68,13 @@ class Worker:
             for tell in tuple(self._watchers):
                 tell()
 
-    @contextmanager
-    def watched(self, tell: Callable[[], None]) -> Iterator[None]:
-        """Have `tell` called when the worker has become silent, for as long as the context lives."""
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when the worker has become silent, until `unwatch`."""
         self._watchers.add(tell)
-        try:
-            yield
-        finally:
-            self._watchers.discard(tell)
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        """It need not be called any more."""
+        self._watchers.discard(tell)
 
     @contextmanager
     def lease(self, tokens: int) -> Iterator[None]:

@@ -11,14 +11,16 @@ from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
-from router.workers.connection import ConnectFailed, ConnectTimedOut, TransportError, WriteTimedOut
-from router.workers.exchange import Exchange
+from router.workers.call import Call, TooMuch
+from router.workers.connection import ConnectFailed, ConnectTimedOut, Head, TransportError, WriteTimedOut
 from router.workers.state import Worker
-from shared.asgi.answers import from_error_body
+from shared.asgi.answers import from_error_body, from_error_response
 from shared.errors import BackendError, BackendTimeout, Overloaded, ServingError, Unauthorized, UnknownModel
 from shared.wire import DecodeEvent, PrefillEvent
 
 MAX_LINE_BYTES = 8 * 2**20
+MAX_ANSWER_BYTES = 64 * 2**10
+"""Of what is no stream: refusals, and what a worker says of itself."""
 
 E = TypeVar("E", bound=DecodeEvent | PrefillEvent)
 
@@ -33,6 +35,8 @@ def from_transport(exc: TransportError, worker: Worker) -> BackendError:
     if isinstance(exc, ConnectFailed):
         worker.lost("refuses connections")
         return BackendError(f"{worker.name} refuses connections")
+    if isinstance(exc, TooMuch):
+        return BackendError(f"{worker.name} answered too much")
     worker.lost("its connection broke")
     return BackendError(f"the connection to {worker.name} broke")
 
@@ -48,23 +52,22 @@ def as_our_own(exc: ServingError) -> ServingError:
     return exc
 
 
-class EventStream(Generic[E]):
-    """The events of one response. It owns the exchange; closing before the end closes the connection.
+def refusal(head: Head, body: bytes) -> ServingError:
+    """A status other than 200 as the error that its body names; its header tells when to come back."""
+    retry_after = head.headers.get(b"retry-after")
+    told = None if retry_after is None else retry_after.decode("latin-1")
+    return as_our_own(from_error_response(head.status, body, retry_after=told))
 
-    refusal: what a status other than 200 meant; then it is the one thing that `next` has to tell.
+
+class EventStream(Generic[E]):
+    """The events of one response. It owns the call; closing before the end closes the connection.
+
+    ended: the last event has come, or the worker's own error.
     reported: the error that `next` raised was told by the worker itself, not caused by its connection.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        parse: Callable[[bytes], E],
-        worker: Worker,
-        *,
-        refusal: ServingError | None = None,
-    ) -> None:
-        self._exchange = exchange
-        self._refusal = refusal
+    def __init__(self, call: Call, parse: Callable[[bytes], E], worker: Worker) -> None:
+        self._call = call
         self._parse = parse
         self._worker = worker
         self._lines: deque[bytes] = deque()
@@ -72,14 +75,15 @@ class EventStream(Generic[E]):
         self.ended = False
         self.reported = False
 
-    async def next(self) -> E:
-        """The next event. Raises the worker's own error, or BackendError if the stream broke or is garbled."""
-        if self._refusal is not None:
-            self.ended = self.reported = True
-            raise self._refusal
-        line = await self._line()
+    def next(self) -> E | None:
+        """The next event, None while there is none.
+
+        Raises the worker's own error, or BackendError if the stream broke or is garbled.
+        """
+        if not self._lines and not self._read():
+            return None
         try:
-            event = self._parse(line)
+            event = self._parse(self._lines.popleft())
         except ValidationError as exc:
             raise BackendError(f"{self._worker.name} answered what the protocol does not know") from exc
         if event.error is not None:
@@ -90,28 +94,44 @@ class EventStream(Generic[E]):
         self.ended = _is_terminal(event)
         return event
 
-    async def settle(self) -> None:
-        """After the terminal event: read to the end of the body, so that the connection can serve again."""
+    def settled(self) -> bool:
+        """After the last event: is the body read to its end, so that the connection can serve again?"""
         try:
-            while await self._exchange.read():
+            while chunk := self._call.take():
                 pass
         except TransportError:
-            return  # the connection is not kept then; nothing that was wanted is lost
+            return True  # the connection is not kept then; nothing that was wanted is lost
+        return chunk is not None
 
     def close(self) -> None:
         """Once, and it is done when this returns."""
-        self._exchange.close()
+        self._call.close()
 
-    async def _line(self) -> bytes:
-        while not self._lines:
-            try:
-                chunk = await self._exchange.read()
-            except TransportError as exc:
-                raise from_transport(exc, self._worker) from exc
-            if not chunk:
-                raise BackendError(f"{self._worker.name} ended its answer too early")
-            self._take(chunk)
-        return self._lines.popleft()
+    def _read(self) -> bool:
+        """Take over what has come. True if a whole line is there."""
+        try:
+            head = self._call.head()
+            if head is None:
+                return False
+            if head.status != 200:
+                self._check_refusal(head)
+                return False
+            chunk = self._call.take()
+        except TransportError as exc:
+            raise from_transport(exc, self._worker) from exc
+        if chunk is None:
+            return False
+        if not chunk:
+            raise BackendError(f"{self._worker.name} ended its answer too early")
+        self._take(chunk)
+        return bool(self._lines)
+
+    def _check_refusal(self, head: Head) -> None:
+        """Raises what the worker refused the request with, once all of it is there."""
+        body = self._call.whole(MAX_ANSWER_BYTES)
+        if body is not None:
+            self.ended = self.reported = True
+            raise refusal(head, body)
 
     def _take(self, chunk: bytes) -> None:
         self._rest += chunk

@@ -48,11 +48,16 @@ def test_the_second_missed_look_tells_who_waits() -> None:
     """One missed look is no reason to give a waiting request up; two are, and a good one starts afresh."""
     told: list[str] = []
     worker = Worker("decode", "http://d", lambda: None)
-    with worker.watched(lambda: told.append("silent")):
-        worker.missed("late")
-        worker.seen(info(), None)
-        worker.missed("late")
-        assert [] == told
-        worker.missed("late")
+
+    def tell() -> None:
+        told.append("silent")
+
+    worker.watch(tell)
+    worker.missed("late")
+    worker.seen(info(), None)
+    worker.missed("late")
+    assert [] == told
+    worker.missed("late")
+    worker.unwatch(tell)
     worker.missed("late")
     assert ["silent"] == told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 import pytest
 
@@ -14,6 +15,7 @@ from router.workers.connection import (
     ConnectFailed,
     Connection,
     ConnectionBroken,
+    Head,
     TransportError,
     WriteTimedOut,
 )
@@ -21,6 +23,7 @@ from router.workers.connections import Address, Connections
 
 REQUEST = b"GET /v1/info HTTP/1.1\r\nhost: w\r\ncontent-length: 0\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
+T = TypeVar("T")
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -69,18 +72,39 @@ def saying(*parts: bytes, stay: bool = True) -> Peer:
     return peer
 
 
-async def body(connection: Connection) -> bytes:
-    """All of it."""
-    parts = []
-    while part := await connection.read():
-        parts.append(part)
-    return b"".join(parts)
+class Client:
+    """Waits for what a connection only tells of."""
 
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._news = asyncio.Event()
 
-async def whole(connection: Connection) -> bytes:
-    """The body of the answer to one request."""
-    await connection.request(REQUEST)
-    return await body(connection)
+    async def request(self, content: bytes = REQUEST) -> Head:
+        """Send it; the head of the answer."""
+        self.connection.send(content, self._news.set)
+        return await self._until(self.connection.head)
+
+    async def read(self) -> bytes:
+        """What of the body has come, at least something; b"" at its end."""
+        return await self._until(self.connection.take)
+
+    async def body(self) -> bytes:
+        """All that is left of it."""
+        parts = []
+        while part := await self.read():
+            parts.append(part)
+        return b"".join(parts)
+
+    async def whole(self) -> bytes:
+        """The body of the answer to one request."""
+        await self.request()
+        return await self.body()
+
+    async def _until(self, look: Callable[[], T | None]) -> T:
+        while (found := look()) is None:
+            self._news.clear()
+            await self._news.wait()
+        return found
 
 
 async def test_a_response_that_was_read_leaves_a_connection_for_the_next() -> None:
@@ -88,9 +112,10 @@ async def test_a_response_that_was_read_leaves_a_connection_for_the_next() -> No
     chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n"
     async with serving(saying(OK, chunked, b"HTTP/1.1 100 Continue\r\n\r\n" + OK)) as connections:
         connection = await connections.fresh()
+        client = Client(connection)
         for expected in (b"hi", b"abc", b"hi"):
-            assert 200 == (await connection.request(REQUEST)).status
-            assert expected == await body(connection)
+            assert 200 == (await client.request()).status
+            assert expected == await client.body()
             connections.give(connection)
             assert connection is connections.kept()
         connection.close()
@@ -109,10 +134,11 @@ async def test_parts_are_there_as_they_come() -> None:
 
     async with serving(peer) as connections:
         connection = await connections.fresh()
-        await connection.request(REQUEST)
-        assert b"a" == await connection.read()
+        client = Client(connection)
+        await client.request()
+        assert b"a" == await client.read()
         read.set()
-        assert b"b" == await body(connection)
+        assert b"b" == await client.body()
         connections.give(connection)
 
 
@@ -135,7 +161,7 @@ async def test_a_cut_or_garbled_answer_is_an_error(answer: bytes) -> None:
     async with serving(saying(answer, stay=False)) as connections:
         connection = await connections.fresh()
         with pytest.raises(ConnectionBroken):
-            await whole(connection)
+            await Client(connection).whole()
         assert (answer != b"") == connection.touched
         connections.give(connection)
         assert connections.kept() is None
@@ -146,7 +172,7 @@ async def test_what_nobody_asked_for_costs_the_connection(surplus: bytes) -> Non
     """The answer before it is whole, and nothing of the surplus gets into it."""
     async with serving(saying(OK + surplus)) as connections:
         connection = await connections.fresh()
-        assert b"hi" == await whole(connection)
+        assert b"hi" == await Client(connection).whole()
         assert not connection.reusable
         connections.give(connection)
 
@@ -155,7 +181,7 @@ async def test_a_connection_that_the_worker_does_not_keep_is_not_kept_here() -> 
     """`connection: close` is believed."""
     async with serving(saying(OK.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))) as connections:
         connection = await connections.fresh()
-        assert b"hi" == await whole(connection)
+        assert b"hi" == await Client(connection).whole()
         connections.give(connection)
         assert connections.kept() is None
 
@@ -164,16 +190,18 @@ async def test_a_head_without_an_end_is_bounded() -> None:
     """It is given up at its longest, not collected for ever."""
     async with serving(saying(b"HTTP/1.1 200 OK\r\na: " + b"b" * 2 * MAX_HEAD_BYTES)) as connections:
         connection = await connections.fresh()
+        client = Client(connection)
         with pytest.raises(ConnectionBroken, match="too long"):
-            await connection.request(REQUEST)
+            await client.request()
 
 
 async def test_closing_ends_the_work_at_the_other_end() -> None:
     """The server sees the hang-up of a stream that was left half way (else `serving` would time out)."""
     async with serving(saying(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi")) as connections:
         connection = await connections.fresh()
-        await connection.request(REQUEST)
-        assert b"hi" == await connection.read()
+        client = Client(connection)
+        await client.request()
+        assert b"hi" == await client.read()
         connections.give(connection)
         assert connections.kept() is None
 
@@ -193,11 +221,12 @@ async def test_a_worker_that_sends_faster_than_is_read_is_slowed_down() -> None:
 
     async with serving(peer) as connections:
         connection = await connections.fresh()
-        await connection.request(REQUEST)
+        client = Client(connection)
+        await client.request()
         await stuck.wait()
-        first = await connection.read()
+        first = await client.read()
         assert MAX_UNREAD_BYTES <= len(first) <= 3 * MAX_UNREAD_BYTES
-        assert size == len(first) + len(await body(connection))
+        assert size == len(first) + len(await client.body())
         connections.give(connection)
 
 
@@ -210,8 +239,9 @@ async def test_a_worker_that_does_not_take_the_request_is_left_in_time() -> None
     left = asyncio.Event()
     async with serving(peer, write_timeout_s=0.05) as connections:
         connection = await connections.fresh()
+        client = Client(connection)
         with pytest.raises(WriteTimedOut):
-            await connection.request(b"x" * 64 * 2**20)
+            await client.request(b"x" * 64 * 2**20)
         left.set()
 
 
@@ -219,7 +249,7 @@ async def test_a_kept_connection_that_the_worker_closes_is_not_taken() -> None:
     """Seen when it happens, not at the next request."""
     async with serving(saying(OK, stay=False)) as connections:
         connection = await connections.fresh()
-        await whole(connection)
+        await Client(connection).whole()
         connections.give(connection)
         while connection.reusable:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
@@ -231,7 +261,7 @@ async def test_no_more_than_some_are_kept() -> None:
     async with serving(saying(OK)) as connections:
         opened = [await connections.fresh() for _ in range(3)]
         for connection in opened:
-            await whole(connection)
+            await Client(connection).whole()
         for connection in opened:
             connections.give(connection)
         assert [False, True, True] == [connection.reusable for connection in opened]
