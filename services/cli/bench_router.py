@@ -1,7 +1,10 @@
 """`handoff bench router`: what the router adds to a request and to a token, over workers that answer at once.
 
-The first token through the router is compared with the first line of the worker that makes it, called directly,
-in turns. Throughput is that of one router process on a core of its own; workers and client share the others.
+The first token through the router is compared with the same calls made to the workers directly, in turns and by
+the same client: in unified mode one call, in PD mode a reservation at decode and then prefill under it. Prefill
+alone, which no answer could follow, is shown beside. The client is the router's own, which is lean: a general one
+spends longer on a request than what is to be measured.
+Throughput is that of one router process on a core of its own; workers and client share the others.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
 from router.checkpoint import Checkpoint
-from services.cli.bench_stack import free_port, spawned, wait_until_ready
-from shared.wire import DecodeRequest, PrefillRequest, Wire
+from services.cli.bench_client import BenchClient
+from services.cli.bench_stack import StackFailed, free_port, spawned, wait_until_ready
+from shared.wire import DecodeEvent, DecodeRequest, PrefillRequest, Wire
 
 ADDED_MS = 3.0
 TOKENS_PER_S = 5_000.0
@@ -33,7 +36,7 @@ _WORK: dict[str, Any] = {
     "request_id": "direct",
     "token_ids": _PROMPT,
     "num_prompt_tokens": len(_PROMPT),
-    "sampling": {"max_tokens": 1},
+    "sampling": {"max_tokens": 2},
     "timeout_s": 60.0,
 }
 _START_S = 60.0
@@ -93,7 +96,7 @@ class Result:
 
 
 def measure_router(plan: Plan, folder: Path, cores: Sequence[int], environ: Mapping[str, str]) -> Result:
-    """Start workers and both routers, measure, stop them. Raises StackFailed, httpx.HTTPError."""
+    """Start workers and both routers, measure, stop them. Raises StackFailed."""
     checkpoint = Checkpoint.load(folder, "instant")
     prefill_port, decode_port = free_port(), free_port()
     router_core, other_cores = cores[0], cores[1:] or cores
@@ -130,57 +133,66 @@ async def _measure(
     plan: Plan, routers: Mapping[str, str], prefill: str, decode: str, cpu_s: Callable[[], float]
 ) -> Result:
     result = Result()
-    limits = httpx.Limits(max_connections=None)
     begun_s = 0.0
-    async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as http:
-        direct: dict[str, tuple[str, Wire]] = {
-            "pd": (f"{prefill}/v1/prefill", PrefillRequest.model_validate(_WORK)),
-            "unified": (f"{decode}/v1/decode", DecodeRequest.model_validate(_WORK | {"mode": "local"})),
-        }
+    with BenchClient(SECRET, (prefill, decode, *routers.values())) as client:
         for run in range(-plan.runs // 10, plan.runs):  # the first ones warm up
             for topology, url in routers.items():
-                worker_url, work = direct[topology]
-                by_worker = await _first_token(http, worker_url, work.to_json())
-                through = await _first_token(http, f"{url}/v1/completions", _body(2))
+                begun = perf_counter()
+                if topology == "pd":
+                    by_workers = await _over_both(client, prefill, decode) - begun
+                    begun = perf_counter()
+                    alone = await _over_one(client, prefill, "/v1/prefill", PrefillRequest(**_WORK)) - begun
+                    if run >= 0:
+                        result.first_s.setdefault("prefill alone", []).append(alone)
+                else:
+                    work = DecodeRequest(mode="local", **_WORK)
+                    by_workers = await _over_one(client, decode, "/v1/decode", work) - begun
+                begun = perf_counter()
+                async with client.post(url, "/v1/completions", _body(2)) as answer:
+                    await answer.part()
+                    through = perf_counter() - begun
+                    await answer.end()
                 if run >= 0:
-                    result.first_s.setdefault(f"{topology} worker", []).append(by_worker)
+                    result.first_s.setdefault(f"{topology} worker", []).append(by_workers)
                     result.first_s.setdefault(topology, []).append(through)
             if run == 0:
                 begun_s = cpu_s()
         result.cpu_first_ms = (cpu_s() - begun_s) / max(plan.runs - 1, 1) * 1e3
         for _ in range(plan.rounds):
             started, begun_s = perf_counter(), cpu_s()
-            streams = (
-                _whole(http, f"{routers['pd']}/v1/completions", plan.tokens) for _ in range(plan.streams)
-            )
+            streams = (_whole(client, routers["pd"], plan.tokens) for _ in range(plan.streams))
             counts = await asyncio.gather(*streams)
             result.tokens_per_s.append(sum(counts) / (perf_counter() - started))
             result.cpu_tokens_per_s.append(sum(counts) / (cpu_s() - begun_s))
     return result
 
 
-async def _first_token(http: httpx.AsyncClient, url: str, body: bytes) -> float:
-    headers = {"authorization": f"Bearer {SECRET}", "content-type": "application/json"}
-    started = perf_counter()
-    async with http.stream("POST", url, content=body, headers=headers) as response:
-        response.raise_for_status()
-        first: float | None = None
-        async for _ in response.aiter_raw():
-            first = first or perf_counter() - started
-    if first is None:
-        raise httpx.RemoteProtocolError("an answer without a body")
-    return first
+async def _over_both(client: BenchClient, prefill: str, decode: str) -> float:
+    """The time at which prefill's first token is there, under a reservation at decode."""
+    async with client.post(decode, "/v1/decode", DecodeRequest(**_WORK).to_json()) as reserved:
+        handoff = DecodeEvent.model_validate_json(await reserved.part()).reserved
+        came = await _over_one(client, prefill, "/v1/prefill", PrefillRequest(handoff=handoff, **_WORK))
+        await reserved.end()
+    return came
 
 
-async def _whole(http: httpx.AsyncClient, url: str, tokens: int) -> int:
+async def _over_one(client: BenchClient, url: str, path: str, work: Wire) -> float:
+    """The time at which a worker's first token is there."""
+    async with client.post(url, path, work.to_json()) as answer:
+        await answer.part()
+        came = perf_counter()
+        await answer.end()
+    return came
+
+
+async def _whole(client: BenchClient, url: str, tokens: int) -> int:
     """Tokens of one stream, counted by its events."""
     counted = 0
-    async with http.stream("POST", url, content=_body(tokens)) as response:
-        response.raise_for_status()
-        async for chunk in response.aiter_raw():
-            counted += chunk.count(b'"text":"') - chunk.count(b'"text":"",')
+    async with client.post(url, "/v1/completions", _body(tokens)) as answer:
+        while part := await answer.part():
+            counted += part.count(b'"text":"') - part.count(b'"text":"",')
     if counted != tokens:
-        raise httpx.RemoteProtocolError(f"{counted} of {tokens} tokens came")
+        raise StackFailed(f"{counted} of {tokens} tokens came")
     return counted
 
 
