@@ -148,7 +148,7 @@ class BlobDecoder:
                     self._fill([memory], section, receive)
                     target.copy_in(batch, memory)
                 else:
-                    views = target.views(batch)
+                    views = list(target.views(batch))
                     self._fill([view for own in views for view in own], section, receive)
                     target.digest(batch, views)
         self._sink.chunk_filled(*chunk)

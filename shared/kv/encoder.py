@@ -42,7 +42,7 @@ class BlobEncoder:
         """Length and JSON. Needs no KV."""
         return [self._layout.header]
 
-    def chunk(self, index: int) -> Iterator[list[Buffer]]:
+    def chunk(self, index: int) -> Iterator[Sequence[Buffer]]:
         """The bytes of one chunk, in batches of bounded size.
 
         Batches hold views of the source, or of a buffer that the next batch overwrites: send each before the next.
@@ -55,10 +55,8 @@ class BlobEncoder:
                 yield [memory]
                 content.digest(batch, memory)
             else:
-                views = content.views(batch)
-                # Before they are read for the wire: who changes a block that is being sent is found out.
-                content.digest(batch, views)
-                yield [view for own in views for view in own]
+                # Digested before they are read for the wire: a block that changes meanwhile is found out.
+                yield content.digested_views(batch)
         self._digests += content.digests
 
     def pour_chunk(self, index: int, slot_bytes: int, next_slot: Callable[[], memoryview]) -> Iterator[int]:

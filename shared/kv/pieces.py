@@ -5,7 +5,7 @@ The cut depends on layout and batch size alone, so that two sides that agree on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -85,18 +85,30 @@ class ChunkBytes:
         """All of it."""
         return cut(self._chunk, len(self._tensors), self._row_bytes, max_bytes)
 
-    def views(self, batch: Batch) -> list[Sequence[memoryview]]:
+    def views(self, batch: Batch) -> Iterator[Sequence[memoryview]]:
         """The bytes of each tensor where they lie. Raises InvariantBroken if they are not of its size."""
         start, end = self._chunk
         row = self._row_bytes
-        of = self._memory.views
-        found: list[Sequence[memoryview]] = [of(*tensor, start, end) for tensor in self._of(batch)]
-        if batch.end - batch.start != end - start:
-            found = [_between(own, (batch.start - start) * row, (batch.end - start) * row) for own in found]
+        of, whole = self._memory.views, (batch.start, batch.end) == self._chunk
         nbytes = (batch.end - batch.start) * row
-        for own in found:
+        for layer, kind in self._of(batch):
+            own = of(layer, kind, start, end)
+            if not whole:
+                own = _between(own, (batch.start - start) * row, (batch.end - start) * row)
             if (len(own[0]) if len(own) == 1 else sum(map(len, own))) != nbytes:
                 raise InvariantBroken("the views of a tensor are not of its size")
+            yield own
+
+    def digested_views(self, batch: Batch) -> list[memoryview]:
+        """The bytes of a batch where they lie, each tensor digested as soon as it is seen."""
+        found: list[memoryview] = []
+
+        def seen() -> Iterator[Sequence[memoryview]]:
+            for own in self.views(batch):
+                found.extend(own)
+                yield own
+
+        self.digest(batch, seen())
         return found
 
     def copy_out(self, batch: Batch, into: memoryview) -> None:
@@ -124,7 +136,7 @@ class ChunkBytes:
                 at += nbytes
             self.digest(batch, content)
             return
-        views = self.views(batch)
+        views = list(self.views(batch))
         for own in views:
             for view in own:
                 end = at + len(view)
@@ -132,7 +144,7 @@ class ChunkBytes:
                 at = end
         self.digest(batch, views)
 
-    def digest(self, batch: Batch, content: memoryview | list[Sequence[memoryview]]) -> None:
+    def digest(self, batch: Batch, content: memoryview | Iterable[Sequence[memoryview]]) -> None:
         """Digest a batch: one buffer of its length, or the views of each tensor.
 
         A tensor in one piece needs no state of its own: setting one up costs as much as digesting 30 KB.
@@ -147,8 +159,9 @@ class ChunkBytes:
             return
         if self._state is None:
             self._state = xxh3_64()
-        for view in content[0]:
-            self._state.update(view)
+        for own in content:
+            for view in own:
+                self._state.update(view)
         if batch.end == self._chunk[1]:
             self.digests.append(self._state.intdigest())
             self._state = None
