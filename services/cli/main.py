@@ -73,6 +73,14 @@ def up(
         int | None,
         typer.Option(min=1, max=1024, help="Compute threads of each worker instead of one per core."),
     ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HANDOFF_API_KEY",
+            show_default=False,
+            help="Key that clients must send. The variable, unlike the option, is not in the list of processes.",
+        ),
+    ] = None,
     logs: Annotated[bool, typer.Option("--logs", help="Show the log lines of all processes.")] = False,
 ) -> None:
     """Start router, prefill and decode workers on this host and keep them running until Ctrl-C."""
@@ -87,7 +95,8 @@ def up(
         num_decode=decode,
         threads_per_worker=threads_per_worker,
     )
-    raise typer.Exit(run_up(options, os.environ, show_logs=logs))
+    own = {"HANDOFF_API_KEY": api_key} if api_key else {}
+    raise typer.Exit(run_up(options, {**os.environ, **own}, show_logs=logs))
 
 
 @app.command()

@@ -6,11 +6,11 @@ Imports stand inside the functions because a router must start without torch, an
 from __future__ import annotations
 
 import difflib
-import gc
 import sys
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+from shared.importing import heavy_imports
 from shared.settings import BAD_SETTINGS, BadSettings, ProcessSettings, names_of, unknown_names
 
 Process = Literal["router", "prefill", "decode"]
@@ -42,14 +42,10 @@ def check_names(environ: Mapping[str, str]) -> frozenset[str]:
 
 def run_process(process: Process, environ: Mapping[str, str]) -> int:
     """Run one process until it ends; returns its exit status, 2 if its settings are no settings."""
-    # Half of a worker's start is importing; without the collector looking at all of it, again and again, it is
-    # a fifth shorter. What is there afterwards stays for good, so later collections need not look at it either.
-    gc.disable()
     try:
-        known = check_names(environ)
-        entry = _entry(process)
-        gc.freeze()
-        gc.enable()
+        with heavy_imports():
+            known = check_names(environ)
+            entry = _entry(process)
         return entry(environ, known)
     except BadSettings as exc:
         print(f"handoff {process}: {exc}", file=sys.stderr)

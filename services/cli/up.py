@@ -20,6 +20,8 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
+from router.keys import load_keys
+from router.settings import RouterSettings
 from services.cli.health import answers
 from services.cli.host import look_at_host, why_not_listen
 from services.cli.log_lines import readable
@@ -47,7 +49,7 @@ def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> 
         specs = plan(
             options, host, environ, secret=environ.get("HANDOFF_SECRET") or secrets.token_urlsafe(32)
         )
-        check_settings(specs, environ)
+        keys = check_settings(specs, environ)
     except BadSettings as exc:
         complain(str(exc))
         return BAD_SETTINGS
@@ -59,7 +61,7 @@ def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> 
             checkpoint = get_model(options.model, host, environ, display)
             weights_bytes = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
             specs = with_checkpoint(specs, checkpoint, weights_bytes, host)
-            asyncio.run(serve(options, specs, display, show_logs=show_logs))
+            asyncio.run(serve(options, specs, display, key=next(iter(keys), None), show_logs=show_logs))
     except KeyboardInterrupt:
         return 0
     except ModelError as exc:
@@ -76,12 +78,16 @@ def complain(reason: str) -> None:
     Console(stderr=True).print(Text(f"handoff up: {reason}", "red"), soft_wrap=True)
 
 
-def check_settings(specs: Sequence[ChildSpec], environ: Mapping[str, str]) -> None:
-    """Raise BadSettings for whatever any of the processes would refuse."""
+def check_settings(specs: Sequence[ChildSpec], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Raise BadSettings for whatever any of the processes would refuse; the keys that clients may use."""
     known = check_names(environ)
     classes = settings_classes()
+    keys: tuple[str, ...] = ()
     for spec in specs:
-        load(classes[spec.role], spec.environ, known)
+        settings = load(classes[spec.role], spec.environ, known)
+        if isinstance(settings, RouterSettings):
+            keys = load_keys(settings)
+    return keys
 
 
 def get_model(model: str, host: Host, environ: Mapping[str, str], display: Display) -> Path:
@@ -113,8 +119,18 @@ def worker_urls(environ: Mapping[str, str]) -> str:
     )
 
 
-async def serve(options: Options, specs: Sequence[ChildSpec], display: Display, *, show_logs: bool) -> None:
-    """Run the children until a signal. Their output is kept only if something failed. Raises ChildFailed."""
+async def serve(
+    options: Options,
+    specs: Sequence[ChildSpec],
+    display: Display,
+    *,
+    key: str | None = None,
+    show_logs: bool,
+) -> None:
+    """Run the children until a signal. Their output is kept only if something failed. Raises ChildFailed.
+
+    key: one that opens the API, if it is not open to all.
+    """
     stop = Stop()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -130,16 +146,17 @@ async def serve(options: Options, specs: Sequence[ChildSpec], display: Display, 
             policy=Policy(stop_s=_drain_s(specs) + _STOP_MARGIN_S),
             echo=(lambda name, line: display.say(f"{name} | {readable(line)}")) if show_logs else None,
         )
-        await supervisor.run(stop, lambda: _announce(client, options, specs[-1].environ, display))
+        await supervisor.run(
+            stop, lambda: _announce(client, options, worker_urls(specs[-1].environ), key, display)
+        )
     shutil.rmtree(logs, ignore_errors=True)
 
 
 async def _announce(
-    client: httpx.AsyncClient, options: Options, environ: Mapping[str, str], display: Display
+    client: httpx.AsyncClient, options: Options, workers: str, key: str | None, display: Display
 ) -> None:
     """Say where the server is and how to ask it something."""
     url = base_url(options.host, options.port)
-    key = environ.get("HANDOFF_API_KEY")
     response = await client.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     response.raise_for_status()
     model = response.json()["data"][0]["id"]
@@ -147,7 +164,7 @@ async def _announce(
     display.say(
         f"\nserving {model} at {url}/v1 - Ctrl-C stops it\n\n{curl_line(url, model, with_key=bool(key))}\n"
     )
-    display.say(f"workers: {worker_urls(environ)}\n")
+    display.say(f"workers: {workers}\n")
 
 
 def _drain_s(specs: Sequence[ChildSpec]) -> float:

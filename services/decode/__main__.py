@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
-from services.decode.app import create_app
 from services.decode.settings import DecodeSettings
 from shared.worker.process import run_worker
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from shared.worker.assemble import Worker
+
+    CreateApp: TypeAlias = Callable[[Worker, DecodeSettings, str], FastAPI]
 
 
 def main(environ: Mapping[str, str], known: frozenset[str] = frozenset()) -> int:
     """Run until a signal; the exit code. known: HANDOFF_ names of other processes, no mistake here."""
-    return run_worker("decode", DecodeSettings, create_app, environ, known)
+    return run_worker("decode", DecodeSettings, _load_app, environ, known)
+
+
+def _load_app() -> CreateApp:
+    from services.decode.app import create_app  # noqa: PLC0415 - and torch with it
+
+    return create_app
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A worker process from environment to exit code. The two roles differ in settings and app only."""
+"""A worker process from environment to exit code. The two roles differ in settings and app only.
+
+Torch is loaded late: what can fail without it has not to wait for it.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from fastapi import FastAPI
 
+from shared.importing import heavy_imports
 from shared.models.error import ModelError
+from shared.models.locate import locate
 from shared.models.store import default_cache_dir
 from shared.server import serve
 from shared.settings import BAD_SETTINGS, BadSettings
 from shared.start import NO_MODEL, begin, read_settings
 from shared.wire import Role
-from shared.worker.assemble import Worker, assemble
 from shared.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from shared.worker.assemble import Worker
 
 log = structlog.get_logger()
 S = TypeVar("S", bound=WorkerSettings)
@@ -29,11 +36,13 @@ BROKEN = 3
 def run_worker(
     role: Role,
     settings_class: type[S],
-    create_app: Callable[[Worker, S, str], FastAPI],
+    load_app: Callable[[], Callable[[Worker, S, str], FastAPI]],
     environ: Mapping[str, str],
     known: frozenset[str],
 ) -> int:
-    """Exit code: 0 stopped by a signal, 1 no model or address, 2 bad settings, 3 the engine broke.
+    """load_app: imports and returns what makes the app; called once it is known that there is a model.
+
+    Exit code: 0 stopped by a signal, 1 no model or address, 2 bad settings, 3 the engine broke.
 
     One clear line says why.
     """
@@ -44,8 +53,17 @@ def run_worker(
         return BAD_SETTINGS
     begin(settings, service=role)
     cache_dir = settings.cache_dir or default_cache_dir(environ)
+
+    def report(line: str) -> None:
+        log.info("model", step=line)
+
     try:
-        worker = assemble(settings, role, cache_dir, lambda line: log.info("model", step=line))
+        locate(settings.model, cache_dir, report)  # torch takes seconds; a wrong name is told before
+        with heavy_imports():
+            from shared.worker.assemble import assemble  # noqa: PLC0415 - and torch with it
+
+            create_app = load_app()
+        worker = assemble(settings, role, cache_dir, report)
     except ModelError as exc:
         log.error("no_model", reason=str(exc))
         return NO_MODEL

@@ -60,3 +60,12 @@ def test_an_unknown_setting_stops_up_before_anything_starts() -> None:
     status, output = _run("up", env={"HANDOFF_CHUNKSIZE": "1"})
     assert 2 == status
     assert "unknown setting HANDOFF_CHUNKSIZE, did you mean HANDOFF_CHUNK_SIZE?" in output
+
+
+def test_a_key_can_be_given_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes before the variable, and is checked before anything starts."""
+    monkeypatch.setenv("HANDOFF_API_KEY", "a-key-that-would-do")
+    result = CliRunner().invoke(app, ["up", "--api-key", "short"])
+
+    assert 2 == result.exit_code
+    assert "HANDOFF_API_KEY: a key must be at least" in result.output

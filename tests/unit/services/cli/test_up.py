@@ -39,6 +39,34 @@ def test_a_bad_value_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str])
     assert line.startswith("handoff up: HANDOFF_MAX_TRIES: ")
 
 
+@pytest.mark.parametrize("key", ["short", "with space 0123456789"])
+def test_a_key_that_is_none_is_one_line_and_status_2(capfd: pytest.CaptureFixture[str], key: str) -> None:
+    """It is not shown, and nothing starts."""
+    status = run_up(Options(), {"HANDOFF_API_KEY": key}, show_logs=False)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert 2 == status
+    assert line.startswith("handoff up: HANDOFF_API_KEY: ")
+    assert key not in line
+
+
+def test_empty_variables_are_as_good_as_none(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As a compose file gives them; what stops it is the model, which comes after all settings."""
+    names = (
+        "API_KEY",
+        "SECRET",
+        "DTYPE",
+        "DEVICE",
+        "CPUS",
+        "DRAIN_TIMEOUT_S",
+        "RECOVERY_WAIT_S",
+        "KV_POOL_BYTES",
+    )
+    environ = {f"HANDOFF_{name}": "" for name in names} | {"HANDOFF_CACHE_DIR": str(tmp_path / "cache")}
+    status = run_up(Options(model=str(tmp_path), port=free_ports(1)[0]), environ, show_logs=False)
+    assert 1 == status
+    assert "is no checkpoint folder" in capfd.readouterr().err
+
+
 def test_a_model_that_is_none_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """An empty folder is no checkpoint; nothing is started."""
     options = Options(model=str(tmp_path), port=free_ports(1)[0])
