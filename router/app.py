@@ -36,6 +36,8 @@ EXPOSED_HEADERS = (
     "x-handoff-prefill-worker",
     "x-handoff-decode-worker",
     "x-handoff-kv-bytes",
+    "x-handoff-wire-bytes",
+    "x-handoff-kv-wire",
     "x-handoff-transport",
     "x-handoff-cached-tokens",
     "x-handoff-topology",

@@ -94,6 +94,7 @@ class RouterMetrics:
             prefill_worker=report.way.prefill_worker,
             decode_worker=report.way.decode_worker,
             kv_bytes=report.way.kv_bytes,
+            wire_bytes=report.way.wire_bytes,
             first_token_s=first_token_s,
             **{f"{stage}_s": round(ms / 1e3, 6) for stage, ms in stages_ms.items()},
         )

@@ -20,6 +20,7 @@ class Way:
     transport: str | None = None
     kv_bytes: int = 0
     wire_bytes: int = 0
+    kv_wire: str | None = None
     hidden_s: float = 0.0
     prompt_tokens_computed_on_decode: int = 0
     entered_at: float | None = None
@@ -98,6 +99,8 @@ def headers(report: Report, *, at_first_token: bool) -> dict[str, str]:
         found["x-handoff-decode-worker"] = header_text(way.decode_worker)
     if not at_first_token:
         found["x-handoff-kv-bytes"] = str(way.kv_bytes)
+        found["x-handoff-wire-bytes"] = str(way.wire_bytes)
+        found["x-handoff-kv-wire"] = header_text(way.kv_wire or "none")
         found["x-handoff-transport"] = header_text(way.transport or "none")
         found["x-handoff-prompt-tokens-computed-on-decode"] = str(way.prompt_tokens_computed_on_decode)
         found["x-handoff-hidden-transfer-ms"] = f"{way.hidden_s * 1e3:.3f}"
@@ -115,6 +118,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "transport": header_text(way.transport or "none"),
         "kv_bytes": way.kv_bytes,
         "wire_bytes": way.wire_bytes,
+        "kv_wire": header_text(way.kv_wire or "none"),
         "hidden_transfer_ms": round(way.hidden_s * 1e3, 3),
         "prompt_tokens_computed_on_decode": way.prompt_tokens_computed_on_decode,
         "cached_tokens": report.cached_tokens,

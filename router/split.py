@@ -201,6 +201,7 @@ class SplitTry:
         self._way.kv_bytes = sent.kv_bytes
         self._way.transport = sent.transport
         self._way.wire_bytes = sent.wire_bytes
+        self._way.kv_wire = sent.kv_wire
         self._way.hidden_s = sent.hidden_s
         self._way.stages.transfer = sent.transfer_s
 

@@ -112,6 +112,7 @@ class Handoff(Wire):
 
     handoff_id, epoch: name this reservation; a later one never has the same pair.
     have_tokens: leading tokens whose KV decode already holds; only [have_tokens, len(token_ids)) travels.
+    kv_wire: quantised KV (shared.kv.shape.WireFormat) that decode takes as well as exact KV.
     """
 
     handoff_id: str
@@ -120,6 +121,7 @@ class Handoff(Wire):
     ticket: str
     have_tokens: Count
     transports: tuple[str, ...] = ("tcp",)
+    kv_wire: str | None = None
 
 
 class DecodeRequest(Work):
@@ -173,7 +175,8 @@ class First(Wire):
 class Sent(Wire):
     """KV is verified and injected at decode.
 
-    kv_bytes: tensor bytes of K and V; wire_bytes: the whole blob, header included.
+    kv_bytes: tensor bytes of K and V; wire_bytes: the whole blob, header included, fewer if it was quantised.
+    kv_wire: how it was, if it was.
     transfer_s: first token sampled -> decode's answer (the exposed part).
     hidden_s: time spent sending before the first token was sampled.
     """
@@ -183,6 +186,7 @@ class Sent(Wire):
     wire_bytes: Count
     transfer_s: Seconds
     hidden_s: Seconds
+    kv_wire: str | None = None
 
 
 class Finish(Wire):

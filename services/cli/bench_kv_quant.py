@@ -20,7 +20,7 @@ from shared.engine.kv_cache import CacheShape, KVCache
 from shared.engine.probe_texts import PROBE_TEXTS, tokenise
 from shared.engine.quant_error import QuantError, QuantProbe
 from shared.engine.runner import Runner
-from shared.kv.quant import WIRE_FORMATS, WireFormat
+from shared.kv.shape import WIRE_FORMATS, WireFormat
 from shared.models.facts import read_facts
 from shared.models.load import load_model
 
@@ -98,7 +98,7 @@ def measure_kv_quant(
     device = torch.device("cpu")
     cache = KVCache(shape, device)
     runner = Runner(load_model(folder, dtype, device), cache)
-    probe = QuantProbe(runner, kv_access(cache), range(shape.num_blocks))
+    probe = QuantProbe(runner, kv_access(cache), shape)
     result = Result({wire: [] for wire in WIRE_FORMATS})
     for index, prompt in enumerate(prompts):
         report(f"prompt {index + 1} of {len(prompts)}: {len(prompt)} tokens")

@@ -21,6 +21,7 @@ from shared.kv.header import LENGTH, json_length
 from shared.kv.layout import BlobLayout, TensorSpan
 from shared.kv.limits import ReceiveLimits
 from shared.kv.progress import FirstTokens
+from shared.kv.quant_layout import QuantLayout, blob_layout
 from shared.kv.saved import SavedRequest, parse_saved_header
 from shared.kv.shape import KINDS
 
@@ -90,7 +91,7 @@ def check_blob(path: Path) -> BlobCheck:
 def _check(file: BufferedReader, file_bytes: int) -> BlobCheck:
     header, layout, saved = _read_header(file)
     buffer = memoryview(bytearray(min(_BUFFER_BYTES, file_bytes)))
-    digests = [_digest(file, span.nbytes, buffer) for span in _kv_spans(layout)]
+    digests = [_digest(file, span.nbytes, buffer) for span in layout.kv_spans()]
     trailer = file.read(layout.trailer_bytes)
     parts = _cut_trailer(layout, trailer)
     digests += [None if part is None else xxh3_64_intdigest(part) for part in parts]
@@ -108,7 +109,7 @@ def _check(file: BufferedReader, file_bytes: int) -> BlobCheck:
     ]
     surplus_bytes = file_bytes - len(header) - layout.data_bytes
     problems = [*_problems(surplus_bytes, header_verdict, checks), *_trailer_problems(parts)]
-    size = layout.manifest.shape.num_layers * len(KINDS)
+    size = layout.manifest.shape.num_layers * len(KINDS) * layout.spans_per_tensor
     num_kv = len(checks) - _NUM_TRAILER_TENSORS
     return BlobCheck(
         file_bytes=file_bytes,
@@ -134,18 +135,16 @@ def _read_header(file: BufferedReader) -> tuple[bytes, BlobLayout, SavedRequest 
             raise NoBlob("no KV blob: the file ends within its header")
         manifest, entries, saved = parse_saved_header(content)
         # Before the layout lists them all: a manifest can claim any number of layers.
-        implied = len(manifest.chunks) * manifest.shape.num_layers * len(KINDS) + _NUM_TRAILER_TENSORS
+        spans_per_tensor = (BlobLayout if manifest.kv_wire is None else QuantLayout).spans_per_tensor
+        implied = len(manifest.chunks) * manifest.shape.num_layers * len(KINDS) * spans_per_tensor
+        implied += _NUM_TRAILER_TENSORS
         if len(entries) != implied:
             raise NoBlob(f"the header lists {len(entries)} tensors, its manifest implies {implied}")
-        layout = BlobLayout(manifest)
+        layout = blob_layout(manifest)
         layout.check_entries(entries)
     except (InvalidRequest, HandoffError) as exc:
         raise NoBlob(f"no KV blob: {exc.message}") from exc
     return prefix + content, layout, saved
-
-
-def _kv_spans(layout: BlobLayout) -> Iterator[TensorSpan]:
-    return (part.span for parts in layout.chunks for part in parts)
 
 
 def _digest(file: BufferedReader, nbytes: int, buffer: memoryview) -> int | None:
@@ -162,7 +161,7 @@ def _digest(file: BufferedReader, nbytes: int, buffer: memoryview) -> int | None
 
 def _cut_trailer(layout: BlobLayout, trailer: bytes) -> list[bytes | None]:
     """First tokens, flags and digests; None for what is not all there."""
-    base = layout.kv_bytes
+    base = layout.kv_wire_bytes
     return [
         trailer[span.begin - base : span.end - base] if span.end - base <= len(trailer) else None
         for span in layout.trailer

@@ -46,6 +46,7 @@ def check_as_json(path: Path, check: BlobCheck) -> dict[str, Any]:
         "file_bytes": check.file_bytes,
         "header_bytes": check.header_bytes,
         "kv_bytes": layout.kv_bytes,
+        "kv_wire_bytes": layout.kv_wire_bytes,
         "trailer_bytes": layout.trailer_bytes,
         "header": check.header,
         "manifest": _manifest_as_json(layout.manifest),
@@ -85,6 +86,9 @@ def _facts(check: BlobCheck) -> Iterator[tuple[str, str]]:
         f"{shape.num_layers} layers, {shape.num_kv_heads} KV heads, head dim {shape.head_dim}, {shape.dtype}",
     )
     yield "K and V", f"{layout.kv_bytes:,} bytes ({megabytes(layout.kv_bytes)})"
+    if manifest.kv_wire is not None:
+        share = f"{layout.kv_wire_bytes / max(layout.kv_bytes, 1):.0%}"
+        yield "quantised", f"{manifest.kv_wire}, {layout.kv_wire_bytes:,} bytes, {share} of that"
     yield (
         "file size",
         f"{check.file_bytes:,} bytes; header {check.header_bytes:,}, trailer {layout.trailer_bytes:,}",

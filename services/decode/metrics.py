@@ -17,6 +17,9 @@ class DecodeMetrics:
         self._kv_bytes = metrics.counter(
             "kv_received_bytes", "Bytes of K and V verified and injected", ["transport"]
         )
+        self._wire_bytes = metrics.counter(
+            "kv_received_wire_bytes", "Bytes of the blobs that brought them", ["transport", "kv_wire"]
+        )
         metrics.gauge("reservations", "Reservations that can be filled or are", read=num_reservations)
 
     def ended(self, ending: str) -> None:
@@ -26,5 +29,7 @@ class DecodeMetrics:
     def put_ended(self, report: PutReport) -> None:
         """Called on the thread that served the PUT."""
         self._puts.labels(str(report.status), report.transport).inc()
-        if report.received is not None:
-            self._kv_bytes.labels(report.transport).inc(report.received.kv_bytes)
+        received = report.received
+        if received is not None:
+            self._kv_bytes.labels(report.transport).inc(received.kv_bytes)
+            self._wire_bytes.labels(report.transport, received.kv_wire or "none").inc(received.wire_bytes)

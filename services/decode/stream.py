@@ -156,6 +156,7 @@ class DecodeStream:
             num_tokens=len(self.work.token_ids),
             num_choices=self.work.num_choices,
             shape=worker.kv_shape,
+            kv_wire=worker.kv_wire,
         )
         self._reservation = Reservation(
             expected,
@@ -172,6 +173,7 @@ class DecodeStream:
             ticket=ticket.sign(context.secret),
             have_tokens=admitted.cached_tokens,
             transports=self._offer.transports,
+            kv_wire=worker.kv_wire,
         )
 
     def _kv_bytes(self) -> int:

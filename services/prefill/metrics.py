@@ -14,6 +14,9 @@ class PrefillMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._requests = metrics.counter("prefill_requests", "Prefill requests by ending", ["ending"])
         self._kv_bytes = metrics.counter("kv_sent_bytes", "Bytes of K and V sent and injected", ["transport"])
+        self._wire_bytes = metrics.counter(
+            "kv_sent_wire_bytes", "Bytes of the blobs that they were sent in", ["transport", "kv_wire"]
+        )
         self._transfer_s = metrics.histogram(
             "transfer_seconds", "Exposed part of the KV transfer", buckets=TRANSFER_BUCKETS_S
         )
@@ -25,4 +28,5 @@ class PrefillMetrics:
     def sent(self, sent: Sent) -> None:
         """One hand-off was injected."""
         self._kv_bytes.labels(sent.transport).inc(sent.kv_bytes)
+        self._wire_bytes.labels(sent.transport, sent.kv_wire or "none").inc(sent.wire_bytes)
         self._transfer_s.observe(sent.transfer_s)

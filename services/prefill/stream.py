@@ -117,6 +117,8 @@ class PrefillStream:
             transfer_s=self._sent.transfer_s if self._sent else None,
             hidden_s=self._sent.hidden_s if self._sent else None,
             kv_bytes=self._sent.kv_bytes if self._sent else None,
+            wire_bytes=self._sent.wire_bytes if self._sent else None,
+            kv_wire=self._sent.kv_wire if self._sent else None,
             transport=self._sent.transport if self._sent else None,
         )
 
@@ -153,6 +155,7 @@ class PrefillStream:
             manifest=manifest,
             source=context.worker.kv_source(admitted.blocks),
             progress=self._progress,
+            kv_wire=context.worker.kv_wire,
         )
         return asyncio.get_running_loop().run_in_executor(context.senders, context.sender.send, send)
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shared.engine.kv_access import KvAccess
+from shared.engine.kv_cache import CacheShape
 from shared.engine.runner import StepRunner
 from shared.engine.sequence import Group, Mode
 from shared.engine.step import Chunk, Step
-from shared.kv.quant import Quantised, Quantiser, WireFormat
-from shared.kv.shape import KINDS, Kind
+from shared.kv.quant import Quantised, Quantiser
+from shared.kv.shape import KINDS, Kind, WireFormat
 from shared.wire import Sampling, Work
 
 _TIMEOUT_S = 1.0  # of work that nobody waits for
@@ -42,12 +43,13 @@ class QuantError:
 
 
 class QuantProbe:
-    """blocks: of the runner's cache, enough for every sequence that it is asked about."""
+    """Uses the first blocks of the runner's cache. most_tokens: that they have room for."""
 
-    def __init__(self, runner: StepRunner, kv: KvAccess, blocks: Sequence[int]) -> None:
+    def __init__(self, runner: StepRunner, kv: KvAccess, shape: CacheShape) -> None:
         self._runner = runner
         self._kv = kv
-        self._blocks = list(blocks)
+        self._block_size = shape.block_size
+        self.most_tokens = shape.num_blocks * shape.block_size
 
     def greedy(self, prompt: Sequence[int], num_tokens: int, eos_token_ids: Sequence[int]) -> list[int]:
         """The model's answer; an end token is its last."""
@@ -69,7 +71,7 @@ class QuantProbe:
         """
         token_ids = list(token_ids)
         self._run(token_ids[:num_prompt], 0, num_rows=1)
-        source = self._kv.source(self._blocks)
+        source = self._kv.source(self._blocks(num_prompt))
         exact = {
             (layer, kind): b"".join(source.views(layer, kind, 0, num_prompt))
             for layer, kind in self._tensors()
@@ -89,7 +91,7 @@ class QuantProbe:
         sizes = (quantiser.code_bytes(num_prompt), *[quantiser.scale_bytes(num_prompt)] * 2)
         quantised = Quantised(*(memoryview(bytearray(size)) for size in sizes))
         result = memoryview(bytearray(num_prompt * self._kv.shape.row_bytes))
-        sink = self._kv.sink(self._blocks)
+        sink = self._kv.sink(self._blocks(num_prompt))
         quantise_s = dequantise_s = 0.0
         for (layer, kind), content in exact.items():
             began = time.thread_time()
@@ -116,6 +118,9 @@ class QuantProbe:
             dequantise_s=dequantise_s,
         )
 
+    def _blocks(self, num_tokens: int) -> list[int]:
+        return list(range(-(-num_tokens // self._block_size)))
+
     def _tensors(self) -> Iterator[tuple[int, Kind]]:
         return ((layer, kind) for layer in range(self._kv.shape.num_layers) for kind in KINDS)
 
@@ -129,5 +134,7 @@ class QuantProbe:
             sampling=sampling,
             timeout_s=_TIMEOUT_S,
         )
-        group = Group(work, Mode.LOCAL, deadline=0.0, deliver=lambda _: None, blocks=self._blocks)
+        group = Group(
+            work, Mode.LOCAL, deadline=0.0, deliver=lambda _: None, blocks=self._blocks(len(token_ids))
+        )
         return self._runner.run(Step(chunks=[Chunk(group, start, len(token_ids))]))

@@ -8,17 +8,22 @@ from typing import Protocol
 
 from shared.kv.manifest import Expected
 from shared.kv.progress import FirstTokens
+from shared.kv.shape import WireFormat
 from shared.kv.source import KvSink
 from shared.kv.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A verified blob. kv_bytes: K and V alone; wire_bytes: the whole blob, header included."""
+    """A verified blob. kv_bytes: K and V, as they are in the pool; wire_bytes: the whole blob, header included.
+
+    kv_wire: how K and V were quantised on the way, if they were.
+    """
 
     first: FirstTokens
     kv_bytes: int
     wire_bytes: int
+    kv_wire: WireFormat | None = None
 
 
 class Claim(Protocol):

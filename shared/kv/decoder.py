@@ -16,11 +16,13 @@ from xxhash import xxh3_64_intdigest
 
 from shared.errors import DigestMismatch, InvalidRequest, ManifestMismatch
 from shared.kv.book import Received
-from shared.kv.header import LENGTH, claimed_chunks, json_length, parse_header
+from shared.kv.header import LENGTH, claimed_chunks, claims_quantised, json_length, parse_header
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk, Expected, Manifest, check
 from shared.kv.pieces import BATCH_TENSORS, Batch, ChunkBytes, Scratch
 from shared.kv.progress import FirstTokens
+from shared.kv.quant_chunk import QuantChunk
+from shared.kv.quant_layout import QuantLayout, blob_layout
 from shared.kv.source import KvSink
 
 _MAX_TOKEN_ID = 2**31
@@ -87,11 +89,15 @@ class BlobDecoder:
         layout = self._accept(bytes(prefix + content))
         digests: list[int] = []
         for chunk in layout.manifest.chunks:
-            digests += self._chunk(layout, chunk, receive)
+            if isinstance(layout, QuantLayout):
+                digests += self._quantised_chunk(layout, chunk, receive)
+            else:
+                digests += self._chunk(layout, chunk, receive)
         trailer = self._plain(layout.trailer_bytes, receive)
         header_digest = xxh3_64_intdigest(prefix + content)
         first = _check_trailer(layout, trailer, digests, header_digest)
-        return Received(first, layout.kv_bytes, len(prefix) + len(content) + layout.data_bytes)
+        wire_bytes = len(prefix) + len(content) + layout.data_bytes
+        return Received(first, layout.kv_bytes, wire_bytes, layout.manifest.kv_wire)
 
     def _plain(self, num_bytes: int, receive: Receive) -> bytearray:
         """Bytes of the stream that are no KV."""
@@ -124,10 +130,12 @@ class BlobDecoder:
         if layout is None:
             manifest, entries = parse_header(header[LENGTH.size :])
             check(manifest, self._expected)
-            layout = BlobLayout(manifest)
+            layout = blob_layout(manifest)
             layout.check_entries(entries)
         body_bytes = len(header) + layout.data_bytes
         if self._slots is not None:
+            if layout.manifest.kv_wire is not None:
+                raise ManifestMismatch("quantised KV comes in the stream itself")
             body_bytes = self._slots.body_bytes(len(header), layout)
         if body_bytes != self._total_bytes:
             raise ManifestMismatch("the blob's length is not what its manifest implies")
@@ -154,6 +162,16 @@ class BlobDecoder:
         self._sink.chunk_filled(*chunk)
         return target.digests
 
+    def _quantised_chunk(self, layout: QuantLayout, chunk: Chunk, receive: Receive) -> list[int]:
+        """The same for a chunk that travels quantised."""
+        target = QuantChunk(self._sink, layout, chunk)
+        for batch in target.batches():
+            memory = self._scratch.take(batch.num_bytes)
+            self._fill([memory], Section(batch.num_bytes), receive)
+            target.copy_in(batch, memory)
+        self._sink.chunk_filled(*chunk)
+        return target.digests
+
 
 def _as_we_would_write_it(header: bytes, expected: Expected) -> BlobLayout | None:
     """The layout, if the header is byte for byte what this code writes for the reservation; else look closer.
@@ -165,7 +183,7 @@ def _as_we_would_write_it(header: bytes, expected: Expected) -> BlobLayout | Non
     if chunks is None:
         return None
     try:
-        layout = BlobLayout(Manifest.of(expected, chunks))
+        layout = blob_layout(Manifest.of(expected, chunks, quantised=claims_quantised(header)))
     except ValueError:
         return None
     return layout if layout.header == header else None

@@ -12,6 +12,8 @@ from shared.kv.layout import BlobLayout
 from shared.kv.pieces import Batch, ChunkBytes, Scratch
 from shared.kv.pool_memory import InBlocks
 from shared.kv.progress import FirstTokens
+from shared.kv.quant_chunk import QuantChunk
+from shared.kv.quant_layout import QuantLayout
 from shared.kv.source import KvSource
 
 Buffer = bytes | memoryview
@@ -47,6 +49,9 @@ class BlobEncoder:
 
         Batches hold views of the source, or of a buffer that the next batch overwrites: send each before the next.
         """
+        if isinstance(self._layout, QuantLayout):
+            yield from self._quantised_chunk(index, self._layout)
+            return
         content = self._begin(index)
         for batch in self._ready(index, content.batches()):
             if content.scattered:
@@ -57,6 +62,15 @@ class BlobEncoder:
             else:
                 # Digested before they are read for the wire: a block that changes meanwhile is found out.
                 yield content.digested_views(batch)
+        self._digests += content.digests
+
+    def _quantised_chunk(self, index: int, layout: QuantLayout) -> Iterator[list[Buffer]]:
+        self._count(index)
+        content = QuantChunk(self._source, layout, layout.manifest.chunks[index])
+        for batch in self._ready(index, content.batches()):
+            memory = self._scratch.take(batch.num_bytes)
+            content.copy_out(batch, memory)
+            yield [memory]
         self._digests += content.digests
 
     def pour_chunk(self, index: int, slot_bytes: int, next_slot: Callable[[], memoryview]) -> Iterator[int]:
@@ -109,7 +123,10 @@ class BlobEncoder:
             yield batch
 
     def _begin(self, index: int) -> ChunkBytes:
+        self._count(index)
+        return ChunkBytes(self._source, self._layout, self._layout.manifest.chunks[index])
+
+    def _count(self, index: int) -> None:
         if index != self._next_chunk:
             raise InvariantBroken(f"chunk {index} was asked for when chunk {self._next_chunk} was next")
         self._next_chunk += 1
-        return ChunkBytes(self._source, self._layout, self._layout.manifest.chunks[index])

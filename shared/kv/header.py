@@ -19,6 +19,7 @@ LENGTH = struct.Struct("<Q")
 METADATA = "__metadata__"
 _ALIGNMENT_BYTES = 64
 _MIN_JSON_BYTES = 2
+_OWN_QUANTISED = b'{"__metadata__":{"kv_wire":'
 _OWN_CHUNKS = re.compile(rb'"chunks":"([0-9,-]*)"')
 
 
@@ -42,6 +43,11 @@ def claimed_chunks(header: bytes) -> str | None:
     """
     match = _OWN_CHUNKS.search(header)
     return None if match is None else match[1].decode("ascii")
+
+
+def claims_quantised(header: bytes) -> bool:
+    """Whether the header seems to be of quantised KV; nothing else is looked at. For the same reader."""
+    return header.startswith(_OWN_QUANTISED, LENGTH.size)
 
 
 def parse_header(content: bytes | bytearray) -> tuple[Manifest, dict[str, object]]:
@@ -78,7 +84,11 @@ def write_header(
         entries.append(_kv_entries(shape, index, end - start, at))
         at += (end - start) * shape.bytes_per_token
     entries.append(orjson.dumps(trailer).decode()[1:])
-    content = f"{{{','.join(entries)}".encode()
+    return with_length(f"{{{','.join(entries)}".encode())
+
+
+def with_length(content: bytes) -> bytes:
+    """A header's JSON as it stands at the beginning of the file, padded."""
     padding = -(LENGTH.size + len(content)) % _ALIGNMENT_BYTES
     return b"".join((LENGTH.pack(len(content) + padding), content, b" " * padding))
 

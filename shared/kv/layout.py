@@ -15,9 +15,10 @@ from typing import NamedTuple
 from shared.errors import ManifestMismatch
 from shared.kv.header import LENGTH, kv_tensors, write_header
 from shared.kv.manifest import MAX_CHUNKS, Expected, Manifest
-from shared.kv.shape import KINDS, Kind, KvShape
+from shared.kv.shape import ITEMSIZE_BYTES, KINDS, Kind, KvShape
 
 _MIN_JSON_PADDED_BYTES = 64
+_MOST_QUANTISED_BYTES = 5  # of a number: in a chunk of one token it has a scale and an offset of its own
 
 
 class TensorSpan(NamedTuple):
@@ -58,7 +59,7 @@ class KvPart(NamedTuple):
     @property
     def name(self) -> str:
         """As in the header."""
-        return f"chunk.{self.chunk:04d}.layer.{self.layer:02d}.{self.kind}"
+        return part_name(self.chunk, self.layer, self.kind)
 
     @property
     def span(self) -> TensorSpan:
@@ -68,24 +69,34 @@ class KvPart(NamedTuple):
         return TensorSpan(self.name, shape.dtype, dims, self.begin, self.begin + self.nbytes)
 
 
+def part_name(chunk: int, layer: int, kind: Kind) -> str:
+    """The name of a K or V tensor."""
+    return f"chunk.{chunk:04d}.layer.{layer:02d}.{kind}"
+
+
 class BlobLayout:
     """Where everything lies. `trailer` is what comes after K and V.
 
+    K and V travel as they are in the pool; shared.kv.quant_layout has the other layout.
+
     Made for every hand-off on both sides, so what only a person or a damaged blob needs is made when asked for.
     """
+
+    spans_per_tensor = 1
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         shape = manifest.shape
         self.tensors = kv_tensors(shape.num_layers)
         self.row_bytes = shape.row_bytes
-        self.kv_bytes = at = manifest.kv_bytes
+        self.kv_bytes = manifest.kv_bytes
+        self.kv_wire_bytes = at = self.wire_bytes()
         choices = manifest.num_choices
         first_token = TensorSpan("first_token", "I64", (choices,), at, at + 8 * choices)
         first_finished = TensorSpan(
             "first_finished", "U8", (choices,), first_token.end, first_token.end + choices
         )
-        self.num_digests = len(manifest.chunks) * len(self.tensors) + 3
+        self.num_digests = len(manifest.chunks) * len(self.tensors) * self.spans_per_tensor + 3
         digests_end = first_finished.end + 8 * self.num_digests
         digests = TensorSpan("digests", "U64", (self.num_digests,), first_finished.end, digests_end)
         self.trailer = (first_token, first_finished, digests)
@@ -112,11 +123,17 @@ class BlobLayout:
         """Length of the whole file."""
         return len(self.header) + self.data_bytes
 
+    def wire_bytes(self) -> int:
+        """Bytes of K and V as they travel."""
+        return self.kv_bytes
+
+    def kv_spans(self) -> Iterator[TensorSpan]:
+        """All but the trailer, in file order."""
+        return (part.span for parts in self.chunks for part in parts)
+
     def spans(self) -> Iterator[TensorSpan]:
         """Every tensor in file order."""
-        for parts in self.chunks:
-            for part in parts:
-                yield part.span
+        yield from self.kv_spans()
         yield from self.trailer
 
     def metadata(self) -> dict[str, str]:
@@ -143,7 +160,13 @@ class BlobLayout:
 
 def total_bytes_bounds(expected: Expected, max_header_bytes: int) -> tuple[int, int]:
     """Least and greatest length that a blob for this reservation can have, whatever chunks it is cut into."""
-    kv_bytes = (expected.num_tokens - expected.from_token) * expected.shape.bytes_per_token
-    least = kv_bytes + 9 * expected.num_choices + LENGTH.size * 3 + _MIN_JSON_PADDED_BYTES
-    most_digests = MAX_CHUNKS * expected.shape.num_layers * len(KINDS)
-    return least, least + most_digests * 8 + max_header_bytes
+    num_tokens, shape = expected.num_tokens - expected.from_token, expected.shape
+    least_kv = most_kv = num_tokens * shape.bytes_per_token
+    most_digests = MAX_CHUNKS * shape.num_layers * len(KINDS)
+    if expected.kv_wire is not None:
+        numbers = least_kv // ITEMSIZE_BYTES[shape.dtype]
+        least_kv = min(least_kv, numbers)
+        most_kv = max(most_kv, numbers * _MOST_QUANTISED_BYTES)
+        most_digests *= 3
+    others = 9 * expected.num_choices + LENGTH.size * 3 + _MIN_JSON_PADDED_BYTES
+    return least_kv + others, most_kv + others + most_digests * 8 + max_header_bytes

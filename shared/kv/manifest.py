@@ -10,25 +10,30 @@ import hashlib
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 
 from shared.errors import ManifestMismatch
-from shared.kv.shape import ITEMSIZE_BYTES, KvDtype, KvShape
+from shared.kv.shape import ITEMSIZE_BYTES, WIRE_FORMATS, KvDtype, KvShape, WireFormat
 from shared.wire import PROTOCOL_VERSION
 
 MAX_CHUNKS = 1024
 MAX_CHOICES = 128
+MAX_QUANTISED_TOKENS = 1024  # of a chunk: a whole tensor of it goes through one buffer
 
 Chunk = tuple[int, int]
 
 _INTEGER = re.compile(r"(?:0|[1-9][0-9]{0,14})")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _DTYPES: dict[str, KvDtype] = {name: name for name in ITEMSIZE_BYTES}
+_WIRE_FORMATS: dict[str, WireFormat] = {name: name for name in WIRE_FORMATS}
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a reservation will accept. num_tokens is the whole prompt; KV covers [from_token, num_tokens)."""
+    """What a reservation will accept. num_tokens is the whole prompt; KV covers [from_token, num_tokens).
+
+    kv_wire: quantised KV that is accepted as well as exact KV. In a manifest: how its KV is quantised, if it is.
+    """
 
     fingerprint: str
     handoff_id: str
@@ -38,6 +43,7 @@ class Expected:
     num_tokens: int
     num_choices: int
     shape: KvShape
+    kv_wire: WireFormat | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,21 @@ class Manifest(Expected):
             position = end
         if position != self.num_tokens:
             raise ValueError("chunks must tile [from_token, num_tokens) in order")
+        longest = max((end - start for start, end in self.chunks), default=0)
+        if self.kv_wire is not None and longest > MAX_QUANTISED_TOKENS:
+            raise ValueError(f"a chunk of quantised KV has more than {MAX_QUANTISED_TOKENS} tokens")
+
+    def quantised(self, kv_wire: WireFormat) -> Manifest:
+        """The same KV quantised, in chunks short enough for that; as it is, if there would be too many of them."""
+        chunks = tuple(
+            (at, min(at + MAX_QUANTISED_TOKENS, end))
+            for start, end in self.chunks
+            for at in range(start, end, MAX_QUANTISED_TOKENS)
+        )
+        return self if len(chunks) > MAX_CHUNKS else replace(self, chunks=chunks, kv_wire=kv_wire)
 
     @classmethod
-    def of(cls, expected: Expected, chunks: str) -> Manifest:
+    def of(cls, expected: Expected, chunks: str, *, quantised: bool) -> Manifest:
         """The one that a reservation accepts, if its KV comes in these chunks, written as in the metadata.
 
         Raises ValueError.
@@ -82,16 +100,18 @@ class Manifest(Expected):
             num_choices=expected.num_choices,
             shape=expected.shape,
             chunks=_chunks(chunks),
+            kv_wire=expected.kv_wire if quantised else None,
         )
 
     @property
     def kv_bytes(self) -> int:
-        """Tensor bytes of K and V in the blob."""
+        """Tensor bytes of K and V, as they are in the pool."""
         return (self.num_tokens - self.from_token) * self.shape.bytes_per_token
 
     def to_metadata(self) -> dict[str, str]:
         """Flat strings, as a safetensors header wants them."""
-        return {
+        quantised = {} if self.kv_wire is None else {"kv_wire": self.kv_wire}
+        return quantised | {
             "protocol": str(self.protocol),
             "fingerprint": self.fingerprint,
             "handoff_id": self.handoff_id,
@@ -131,6 +151,7 @@ class Manifest(Expected):
                 shape=shape,
                 chunks=taken.chunks("chunks"),
                 protocol=taken.integer("protocol"),
+                kv_wire=taken.wire_format("kv_wire"),
             )
         except ValueError as exc:
             raise ManifestMismatch(f"the manifest cannot be read: {exc}") from exc
@@ -166,6 +187,15 @@ class _Fields:
             raise ValueError(f"{name} is none of {', '.join(_DTYPES)}")
         return _DTYPES[text]
 
+    def wire_format(self, name: str) -> WireFormat | None:
+        """None if it is missing."""
+        if name not in self.left:
+            return None
+        text = self._text(name)
+        if text not in _WIRE_FORMATS:
+            raise ValueError(f"{name} is none of {', '.join(_WIRE_FORMATS)}")
+        return _WIRE_FORMATS[text]
+
     def chunks(self, name: str) -> tuple[Chunk, ...]:
         return _chunks(self._text(name))
 
@@ -189,8 +219,10 @@ def _integer(text: str, name: str) -> int:
 
 def check(received: Manifest, expected: Expected) -> None:
     """Raise ManifestMismatch, naming every field that is not as reserved."""
-    names = [f.name for f in fields(Expected)]
+    names = [f.name for f in fields(Expected) if f.name != "kv_wire"]
     differing = [name for name in names if getattr(received, name) != getattr(expected, name)]
+    if received.kv_wire not in (None, expected.kv_wire):
+        differing.append("kv_wire")
     if differing:
         raise ManifestMismatch(f"the KV is not what was reserved: {', '.join(differing)}")
 

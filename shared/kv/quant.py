@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from shared.kv.floats import Float32, from_float32, round_bits, to_float32
-from shared.kv.shape import KvShape
+from shared.kv.shape import KvShape, WireFormat
 
-WireFormat = Literal["int8", "fp8"]
-WIRE_FORMATS: tuple[WireFormat, ...] = get_args(WireFormat)
 GROUP_TOKENS = 32
 
 _NUMBERS_AT_A_TIME = 64 * 1024  # float32 temporaries of a batch stay in a core's cache
@@ -44,14 +42,17 @@ class Quantised:
 
 
 class Quantiser:
-    """Quantises and dequantises tensors of one model's KV. Memory beyond its arguments: about a MiB."""
+    """Quantises and dequantises tensors of one model's KV. Memory beyond its arguments: about a MiB.
+
+    batch_tokens: whole groups, so many that their numbers stay in a core's cache.
+    """
 
     def __init__(self, shape: KvShape, wire: WireFormat) -> None:
         self.wire = wire
         self._dtype = shape.dtype
         self._channels = shape.num_kv_heads * shape.head_dim
         self._row_bytes = shape.row_bytes
-        self._batch_tokens = GROUP_TOKENS * max(1, _NUMBERS_AT_A_TIME // (GROUP_TOKENS * self._channels))
+        self.batch_tokens = GROUP_TOKENS * max(1, _NUMBERS_AT_A_TIME // (GROUP_TOKENS * self._channels))
 
     def code_bytes(self, num_tokens: int) -> int:
         """Bytes of the codes of so many tokens."""
@@ -77,16 +78,17 @@ class Quantiser:
             from_float32(values, self._dtype, rows)
 
     def _batches(self, rows: memoryview, parts: Quantised) -> Iterator[tuple[memoryview, Quantised]]:
-        """Whole groups, so many that they stay in the cache; the last one may have a group that is not full."""
+        """All of it; the last batch may have a group that is not full."""
         num_tokens = len(rows) // self._row_bytes
-        for start in range(0, num_tokens, self._batch_tokens):
-            end = min(start + self._batch_tokens, num_tokens)
-            codes = slice(self.code_bytes(start), self.code_bytes(end))
-            scales = slice(self.scale_bytes(start), self.scale_bytes(end))
-            yield (
-                rows[start * self._row_bytes : end * self._row_bytes],
-                Quantised(parts.codes[codes], parts.scales[scales], parts.offsets[scales]),
-            )
+        for start in range(0, num_tokens, self.batch_tokens):
+            end = min(start + self.batch_tokens, num_tokens)
+            yield rows[start * self._row_bytes : end * self._row_bytes], self.part(parts, start, end)
+
+    def part(self, of: Quantised, start: int, end: int) -> Quantised:
+        """Tokens [start, end) of a tensor. start: a multiple of GROUP_TOKENS; end too, or the tensor's."""
+        codes = slice(self.code_bytes(start), self.code_bytes(end))
+        scales = slice(self.scale_bytes(start), self.scale_bytes(end))
+        return Quantised(of.codes[codes], of.scales[scales], of.offsets[scales])
 
     def _groups(self, values: Float32, parts: Quantised) -> Iterator[tuple[Float32, Codes, Half, Half]]:
         """All full groups at once: [groups, GROUP_TOKENS, channels]; then the rest. Scales have 1 token."""

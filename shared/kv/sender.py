@@ -28,6 +28,8 @@ from shared.kv.http_head import Answer, read_response, request_head
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Manifest
 from shared.kv.progress import Progress
+from shared.kv.quant_layout import blob_layout
+from shared.kv.shape import WireFormat
 from shared.kv.source import KvSource
 from shared.kv.stream import Interrupted, ReadableWhileSending
 from shared.kv.ticket import KV_PATH, TICKET_HEADER, ticket_of
@@ -52,13 +54,24 @@ class SendTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """What is sent: the KV of one prompt, as `progress` brings it, to where `handoff` says."""
+    """What is sent: the KV of one prompt, as `progress` brings it, to where `handoff` says.
+
+    kv_wire: quantised KV that this side would rather send; it does if the other side takes it and the way is slow.
+    """
 
     handoff: Handoff
     request_id: str
     manifest: Manifest
     source: KvSource
     progress: Progress
+    kv_wire: WireFormat | None = None
+
+    def layout(self, transport: Transport) -> BlobLayout:
+        """The blob for this way."""
+        wire = self.kv_wire
+        if wire is None or wire != self.handoff.kv_wire or not transport.slower_than_memory:
+            return blob_layout(self.manifest)
+        return blob_layout(self.manifest.quantised(wire))
 
 
 class _Stale(Exception):
@@ -87,7 +100,6 @@ class KvSender:
         BackendTimeout; TransferCancelled soon after `progress.cancel`, whatever it was doing.
         """
         ticket = ticket_of(send.handoff, self._secret)
-        layout = BlobLayout(send.manifest)
         failure: Exception = BackendError("no transport leads to the decode worker")
         with _foreign_errors(send.progress):
             for transport in self._transports:
@@ -95,7 +107,7 @@ class KvSender:
                 if address is None or time.monotonic() < self._avoid.get((transport.name, address), 0.0):
                     continue
                 try:
-                    return self._send_over(transport, address, send, layout)
+                    return self._send_over(transport, address, send, send.layout(transport))
                 except (TransportUnavailable, TransportFailed, _CouldNotConnect) as exc:
                     failure = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
                     if isinstance(exc, TransportFailed):
@@ -192,6 +204,7 @@ class _Put:
             wire_bytes=layout.total_bytes,
             transfer_s=now - finished_at,
             hidden_s=self._hidden_s,
+            kv_wire=layout.manifest.kv_wire,
         )
 
     def _write(self) -> None:

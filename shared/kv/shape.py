@@ -8,6 +8,8 @@ from typing import Literal, get_args
 KvDtype = Literal["F32", "BF16", "F16"]
 Kind = Literal["k", "v"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+WireFormat = Literal["int8", "fp8"]
+WIRE_FORMATS: tuple[WireFormat, ...] = get_args(WireFormat)
 ITEMSIZE_BYTES: dict[KvDtype, int] = {"F32": 4, "BF16": 2, "F16": 2}
 
 

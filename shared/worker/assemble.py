@@ -17,10 +17,11 @@ from shared.engine.engine import Engine
 from shared.engine.grammar import GrammarCompiler
 from shared.engine.kv_access import kv_access
 from shared.engine.kv_cache import CacheShape, KVCache
+from shared.engine.quant_error import QuantProbe
 from shared.engine.runner import Runner
 from shared.engine.step import Limits
 from shared.kv.pool_memory import PoolMemory
-from shared.kv.shape import KvShape
+from shared.kv.shape import KvShape, WireFormat
 from shared.kv.source import KvSink, KvSource
 from shared.models.facts import ModelFacts, read_facts
 from shared.models.fingerprint import fingerprint
@@ -30,6 +31,7 @@ from shared.settings import BadSettings
 from shared.wire import Fingerprint, Role
 from shared.worker.grammars import Grammars
 from shared.worker.settings import WorkerSettings, parse_cpus
+from shared.worker.wire_guard import check_wire
 
 log = structlog.get_logger()
 
@@ -61,6 +63,7 @@ class Worker:
     kv_source: Callable[[Sequence[int]], KvSource]
     kv_sink: Callable[[Sequence[int]], KvSink]
     pool_memory: PoolMemory | None = None
+    kv_wire: WireFormat | None = None
 
 
 def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Callable[[str], None]) -> Worker:
@@ -101,7 +104,11 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         num_blocks=shape.num_blocks,
         max_model_len=limits.max_model_len,
     )
-    kv = kv_access(cache)
+    kv, runner = kv_access(cache), Runner(model, cache)
+    kv_wire = None if settings.kv_wire == "none" else settings.kv_wire
+    if kv_wire is not None:
+        probe = QuantProbe(runner, kv, shape)
+        check_wire(kv_wire, settings.kv_wire_max_error, probe, folder, limits.max_model_len)
     return Worker(
         role=role,
         name=settings.name or f"{role}-{os.getpid()}",
@@ -112,11 +119,12 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         kv_shape=kv.shape,
         limits=limits,
         pool=pool,
-        engine=Engine(pool, limits, Runner(model, cache), facts.eos_token_ids),
+        engine=Engine(pool, limits, runner, facts.eos_token_ids),
         grammars=Grammars(partial(_grammar_compiler, folder, facts)),
         kv_source=kv.source,
         kv_sink=kv.sink,
         pool_memory=kv.memory,
+        kv_wire=kv_wire,
     )
 
 

@@ -38,6 +38,17 @@ class WorkerSettings(CommonSettings):
         ge=1 << 16,
         description="Memory of the KV pool; empty: 80 % of what is free on CUDA, on a CPU an eighth (up to 4 GiB).",
     )
+    kv_wire: Literal["none", "int8", "fp8"] = Field(
+        "none",
+        description="Quantise KV on the way between hosts: prefill sends it so where decode is set to the same.",
+    )
+    kv_wire_max_error: float = Field(
+        0.25,
+        gt=0,
+        le=100,
+        allow_inf_nan=False,
+        description="Largest change of a logit by kv_wire, measured at the start: above it no start.",
+    )
     block_size: int = Field(16, ge=1, le=1024, description="Positions in a block of the pool.")
     chunk_size: int = Field(
         256, ge=0, le=1 << 20, description="Prompt tokens computed in one step; 0 is the whole prompt."

@@ -48,6 +48,8 @@ async def test_whole_completion(site: SiteMaker) -> None:
             "prefill-worker": "prefill-0",
             "decode-worker": "decode-0",
             "kv-bytes": str(20 * KV_BYTES_PER_TOKEN),
+            "wire-bytes": str(20 * KV_BYTES_PER_TOKEN + 9),
+            "kv-wire": "none",
             "transport": "tcp",
             "cached-tokens": "3",
             "topology": "pd",

@@ -64,6 +64,11 @@ class Transport(Protocol):
         """As in a reservation's `transports`, in headers and in metrics."""
         ...
 
+    @property
+    def slower_than_memory(self) -> bool:
+        """Whether quantising KV can save time on this way."""
+        ...
+
     def self_test(self) -> None:
         """Raises TransportUnavailable if it does not work in this process."""
         ...

@@ -31,6 +31,7 @@ class NixlTransport:
     """
 
     name = NAME
+    slower_than_memory = False
 
     def __init__(self, pool: PoolMemory | None, agent: NixlAgent | None = None) -> None:
         self._pool = pool

@@ -63,6 +63,7 @@ class ShmTransport:
     """Sender's side (shared.kv.transports.base.Transport). An address is an abstract name."""
 
     name = NAME
+    slower_than_memory = False
 
     def __init__(self, budget: SegmentBudget, shape: SegmentShape = SHAPE) -> None:
         self._budget = budget

@@ -19,6 +19,7 @@ class TcpTransport:
     """Sender's side (shared.kv.transports.base.Transport). An address is `host:port`."""
 
     name = NAME
+    slower_than_memory = True
 
     def self_test(self) -> None:
         """Every host has it; a peer that cannot be reached is an error of that hand-off."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from shared.kv.block_views import BlockViews
 from shared.kv.book import Received
 from shared.kv.decoder import BlobDecoder, Section
 from shared.kv.encoder import BlobEncoder
-from shared.kv.layout import BlobLayout
+from shared.kv.floats import from_float32
 from shared.kv.manifest import Expected, Manifest, plan_chunks, token_hash
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import FirstTokens
+from shared.kv.quant_layout import blob_layout
 from shared.kv.shape import KINDS, Kind, KvShape
 
 SHAPE = KvShape(num_layers=2, num_kv_heads=2, head_dim=4, dtype="F32")
@@ -81,6 +84,19 @@ class Pool:
         return memoryview(self.buffers[layer, kind])
 
 
+def pool_of_numbers(shape: KvShape, num_tokens: int, *, block_size: int = 4, seed: int = 1) -> Pool:
+    """A pool full of finite numbers, some channels larger than others."""
+    pool = Pool(shape, num_tokens=num_tokens, block_size=block_size, seed=seed)
+    rng = np.random.default_rng(seed)
+    channels = shape.num_kv_heads * shape.head_dim
+    for buffer in pool.buffers.values():
+        num_rows = len(buffer) // shape.row_bytes
+        spread = np.exp(rng.normal(0, 2, channels))
+        values = (rng.standard_normal((num_rows, channels)) * spread).astype(np.float32)
+        from_float32(values, shape.dtype, memoryview(buffer))
+    return pool
+
+
 def expected(
     *,
     num_tokens: int = 10,
@@ -126,10 +142,10 @@ def first_tokens(num_choices: int, first: int = 100) -> FirstTokens:
 
 def encode(manifest: Manifest, pool: Pool, *, first_token: int = 100) -> bytes:
     """The whole blob of a pool's sequence."""
-    layout = BlobLayout(manifest)
+    layout = blob_layout(manifest)
     encoder = BlobEncoder(layout, pool.views())
     pieces = list(encoder.header())
-    for index in range(len(layout.chunks)):
+    for index in range(len(manifest.chunks)):
         for batch in encoder.chunk(index):
             pieces += map(bytes, batch)
     pieces += encoder.trailer(first_tokens(manifest.num_choices, first_token))

@@ -12,16 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.kv.floats import Float32, from_float32, to_float32
-from shared.kv.quant import (
-    GROUP_TOKENS,
-    WIRE_FORMATS,
-    NotFinite,
-    Quantised,
-    Quantiser,
-    WireFormat,
-    num_groups,
-)
-from shared.kv.shape import ITEMSIZE_BYTES, KvDtype, KvShape
+from shared.kv.quant import GROUP_TOKENS, NotFinite, Quantised, Quantiser, num_groups
+from shared.kv.shape import ITEMSIZE_BYTES, WIRE_FORMATS, KvDtype, KvShape, WireFormat
 
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # Half a unit of the last place of each dtype, relative; float32 arithmetic on the way costs a few of its own.

@@ -1,0 +1,108 @@
+"""Quantised KV between real workers: opted into on both sides, told of everywhere, measured before it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from services.prefill.settings import PrefillSettings
+from shared.settings import BadSettings
+from shared.worker.assemble import assemble
+from tests.support.cluster import SECRET, Cluster, run_cluster
+from tests.support.completions import GREEDY, complete, random_prompt, token_ids
+from tests.support.oracle import Oracle
+
+INT8 = {"kv_wire": "int8", "kv_transports": "tcp", "kv_wire_max_error": 0.5}
+
+
+@pytest.fixture(scope="module")
+def quantised(tiny_model: Path) -> Iterator[Cluster]:
+    """Both sides quantise; blocks and chunks differ, and chunks are longer than groups of tokens."""
+    prefill, decode = INT8 | {"block_size": 8, "chunk_size": 48}, INT8 | {"block_size": 16}
+    with run_cluster(tiny_model, prefill=prefill, decode=decode) as cluster:
+        yield cluster
+
+
+def counted(cluster: Cluster) -> list[float]:
+    """Bytes of quantised blobs so far, by prefill's count and by decode's."""
+    labels = {"transport": "tcp", "kv_wire": "int8"}
+    return [
+        cluster.prefill[0].metric("handoff_kv_sent_wire_bytes_total", **labels),
+        cluster.decode[0].metric("handoff_kv_received_wire_bytes_total", **labels),
+    ]
+
+
+def test_answers_are_as_ever_and_fewer_bytes_travel(quantised: Cluster, oracle: Oracle) -> None:
+    """Headers, the last event's report and the metrics of both workers say how KV came and what that saved."""
+    prompt = random_prompt(200, seed=1)
+    per_token = quantised.decode[0].worker.kv_shape.bytes_per_token
+    before = counted(quantised)
+
+    response = complete(quantised, prompt, max_tokens=12, **GREEDY)
+
+    assert oracle(prompt, 12) == token_ids(response)[0]
+    wire_bytes = int(response.headers["x-handoff-wire-bytes"])
+    assert ("int8", str(200 * per_token)) == (
+        response.headers["x-handoff-kv-wire"],
+        response.headers["x-handoff-kv-bytes"],
+    )
+    assert 200 * per_token / 4 < wire_bytes < 200 * per_token / 2
+    assert [wire_bytes, wire_bytes] == [
+        now - then for now, then in zip(counted(quantised), before, strict=True)
+    ]
+
+
+def test_the_second_turn_sends_only_what_decode_lacks(quantised: Cluster) -> None:
+    """The suffix is quantised on its own, whatever decode already holds."""
+    prompt = random_prompt(64, seed=77)
+    first = complete(quantised, prompt, max_tokens=33, **GREEDY)
+    second_prompt = prompt + token_ids(first)[0] + random_prompt(16, seed=78)
+
+    second = complete(quantised, second_prompt, max_tokens=4, **GREEDY)
+
+    held = (64 + 32) // 16 * 16
+    per_token = quantised.decode[0].worker.kv_shape.bytes_per_token
+    assert ("int8", (len(second_prompt) - held) * per_token) == (
+        second.headers["x-handoff-kv-wire"],
+        int(second.headers["x-handoff-kv-bytes"]),
+    )
+    quantised.check_nothing_left()
+
+
+def test_one_side_alone_changes_nothing(tiny_model: Path) -> None:
+    """A decode worker that was not told to take quantised KV gets exact KV."""
+    with run_cluster(tiny_model, prefill=INT8, decode={"kv_transports": "tcp"}) as cluster:
+        response = complete(cluster, random_prompt(70, seed=2), max_tokens=3, **GREEDY)
+    assert "none" == response.headers["x-handoff-kv-wire"]
+    assert int(response.headers["x-handoff-wire-bytes"]) > int(response.headers["x-handoff-kv-bytes"])
+
+
+def test_too_large_an_error_is_no_start(tiny_model: Path) -> None:
+    """The error is measured on the worker's own model; the message says it, and what is allowed."""
+    settings = PrefillSettings(
+        model=str(tiny_model),
+        secret=SecretStr(SECRET),
+        kv_pool_bytes=8 << 20,
+        kv_wire="fp8",
+        kv_wire_max_error=1e-6,
+    )
+    with pytest.raises(
+        BadSettings, match=r"HANDOFF_KV_WIRE: fp8 changes a logit .* by \d.*MAX_ERROR allows 1e-06"
+    ):
+        assemble(settings, "prefill", tiny_model.parent, lambda _: None)
+
+
+def test_a_pool_too_small_to_measure_is_no_start(tiny_model: Path) -> None:
+    """What cannot be measured cannot be allowed."""
+    settings = PrefillSettings(
+        model=str(tiny_model),
+        secret=SecretStr(SECRET),
+        kv_pool_bytes=8 << 20,
+        kv_wire="int8",
+        max_model_len=4,
+    )
+    with pytest.raises(BadSettings, match="cannot be measured"):
+        assemble(settings, "prefill", tiny_model.parent, lambda _: None)
