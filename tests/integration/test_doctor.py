@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,35 @@ def test_probes_teach_the_prefix_caches_nothing(chunked: Cluster) -> None:
     ]
 
     assert [(0, 40), (0, 40)] == [(one["cached_tokens"], one["computed_tokens"]) for one in (first, again)]
+
+
+@pytest.mark.parametrize("leaves_first", ["prefill", "decode"])
+def test_who_leaves_a_probe_in_the_middle_leaves_nothing(chunked: Cluster, leaves_first: str) -> None:
+    """Either connection closed in mid-transfer: sending stops, and blocks and reservation are free."""
+    work = {
+        "request_id": f"probe-{leaves_first}",
+        "token_ids": [11] * 1000,
+        "num_prompt_tokens": 1000,
+        "sampling": Sampling(max_tokens=1, temperature=0).model_dump(),
+        "timeout_s": 60,
+    }
+    prefill, decode = chunked.prefill[0], chunked.decode[0]
+    with ExitStack() as stack:
+        streams = {}
+        reserving = http.stream("POST", f"{decode.url}/v1/decode/probe", json=work, headers=AUTH)
+        streams["decode"] = stack.enter_context(reserving)
+        reserved = streams["decode"].iter_lines()
+        body = work | {"handoff": json.loads(next(reserved))["reserved"], "runs": 64}
+        sending = http.stream("POST", f"{prefill.url}/v1/prefill/probe", json=body, headers=AUTH)
+        streams["prefill"] = stack.enter_context(sending)
+        sent = streams["prefill"].iter_lines()
+        next(sent)
+        streams[leaves_first].close()
+        if leaves_first == "decode":
+            assert "reservation_gone" in list(sent)[-1]
+
+    chunked.check_nothing_left()
+    wait_until(lambda: decode.metric("handoff_reservations") == 0)
 
 
 def test_requests_are_right_while_the_doctor_is_there(pd: Cluster, oracle: Oracle) -> None:
