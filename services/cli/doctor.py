@@ -113,6 +113,10 @@ async def _measure(
     wanted = min(max(plan.prompts), longest)
     local = await prompt_times(probes.local_prompt_s, wanted, budget)
     remote = await prompt_times(probes.remote_prompt_s, wanted, Budget(budget.left_s))
+    timed = int(min(local[-1][0], remote[-1][0]))
+    if timed < wanted:
+        text = f"none above {timed} tokens was timed, times above are extrapolated: --seconds gives more time"
+        report.findings.append(Finding("prompts", "note", text))
     measured = Measured(
         local_s=line(local),
         remote_s=line(remote),

@@ -46,9 +46,14 @@ class Link:
 
     @classmethod
     def through(cls, points: Sequence[tuple[int, float]]) -> Link:
-        """From the smallest and the largest hand-off. points: (bytes, seconds) of two or more sizes."""
+        """From the smallest and the largest hand-off. points: (bytes, seconds) of two or more sizes.
+
+        If noise made the largest no slower, it is taken for what it shows: at least this bandwidth.
+        """
         (small, small_s), *_, (large, large_s) = sorted(points)
-        per_byte = max((large_s - small_s) / (large - small), 1e-15)
+        if large_s <= small_s:
+            return cls(fixed_s=large_s, bytes_per_s=large / max(large_s, 1e-9))
+        per_byte = (large_s - small_s) / (large - small)
         return cls(fixed_s=max(0.0, small_s - small * per_byte), bytes_per_s=1 / per_byte)
 
 
