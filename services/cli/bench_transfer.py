@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.report import show
-from services.cli.transfer_ways import MEMCPY, QUEUE, RAW_TCP, SHAPE, Setup, Way, ways
+from services.cli.transfer_ways import BARE_NIXL, MEMCPY, QUEUE, RAW_TCP, SHAPE, Setup, Way, ways
 
 SIZES_MIB = (1.0, 3.5, 28.0, 112.0)
 _MIB = 1 << 20
@@ -82,8 +82,9 @@ class Result:
         goal("under 4 ms", 3.5, "tcp", 4.0)
         for size_mib in (28.0, 112.0):
             goal("at 60 % of raw TCP", size_mib, "tcp", (RAW_TCP, 1 / 0.6))
+            goal("within 1.3 times NIXL alone", size_mib, "nixl", (BARE_NIXL, 1.3))
         for way in self.seconds.get(28.0, {}):
-            if way not in (MEMCPY, RAW_TCP, QUEUE):
+            if way not in (MEMCPY, RAW_TCP, QUEUE, BARE_NIXL):
                 goal("4 times faster than pickle + Queue", 28.0, way, (QUEUE, 0.25))
         return goals
 

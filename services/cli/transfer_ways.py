@@ -19,10 +19,12 @@ from multiprocessing.connection import Connection as Pipe
 from threading import Thread
 from typing import Any
 
+from services.cli import transfer_nixl
 from shared.kv.block_views import BlockViews
 from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Expected, Manifest, plan_chunks
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import Progress
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener, Offer
@@ -30,7 +32,8 @@ from shared.kv.sender import KvSender, Send, SendTimeouts
 from shared.kv.shape import KINDS, Kind, KvShape
 from shared.kv.source import KvSink
 from shared.kv.ticket import Ticket
-from shared.kv.transports.choice import usable
+from shared.kv.transports import nixl_wire
+from shared.kv.transports.choice import offered, usable
 from shared.wire import Handoff
 
 # Qwen2.5-1.5B in bfloat16: 28 KiB a token, so 128 tokens are 3.5 MiB.
@@ -38,6 +41,7 @@ SHAPE = KvShape(num_layers=28, num_kv_heads=2, head_dim=128, dtype="BF16")
 BLOCK_SIZE = 16
 
 MEMCPY, RAW_TCP, QUEUE = "memcpy, twice", "raw TCP", "pickle + Queue"
+BARE_NIXL = "NIXL alone"
 
 Way = Callable[[int], float]
 
@@ -73,6 +77,9 @@ class _Pool:
 
     def views(self) -> BlockViews:
         return BlockViews(self._of, self._block_table, BLOCK_SIZE, SHAPE.row_bytes)
+
+    def memory(self) -> PoolMemory:
+        return PoolMemory(tuple(self._memory.values()), BLOCK_SIZE)
 
     def _of(self, layer: int, kind: Kind) -> memoryview:
         return self._memory[layer, kind]
@@ -123,6 +130,7 @@ def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
 
     def no_report(_: PutReport) -> None: ...
 
+    offer = offered(",".join(setup.transports))
     listener = KvListener(
         "127.0.0.1",
         0,
@@ -130,15 +138,18 @@ def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
         secret=_SECRET,
         limits=ReceiveLimits(),
         on_end=no_report,
-        transports=setup.transports,
+        transports=offer.transports,
+        nixl=offer.nixl,
     )
     listener.start()
     raw = socket.create_server(("127.0.0.1", 0))
     total_bytes = setup.max_tokens * SHAPE.bytes_per_token
     Thread(target=_take_raw, args=(raw, bytearray(total_bytes)), daemon=True).start()
+    bare = socket.create_server(("127.0.0.1", 0))
+    Thread(target=transfer_nixl.receive, args=(bare, total_bytes), daemon=True).start()
     target = [torch.zeros(setup.max_tokens * SHAPE.row_bytes // 2, dtype=torch.bfloat16) for _ in range(56)]
     try:
-        pipe.send((listener.offer("127.0.0.1"), raw.getsockname()[1]))
+        pipe.send((listener.offer("127.0.0.1"), raw.getsockname()[1], bare.getsockname()[1]))
         while pipe.recv() == QUEUE:
             for own, sent in zip(target, queue.get(), strict=True):
                 own[: len(sent)] = sent
@@ -178,18 +189,20 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
         stack.callback(os.sched_setaffinity, 0, before)
         os.sched_setaffinity(0, {setup.cores[0]})
         torch.set_num_threads(1)
-        offer, raw_port = pipe.recv()
+        offer, raw_port, nixl_port = pipe.recv()
         made: dict[str, Way] = {
             MEMCPY: _memcpy(setup),
             RAW_TCP: _raw_tcp(setup, raw_port, stack),
             QUEUE: _queue(setup, pipe, queue),
         }
-        source = _Pool(setup, seed=1).views()
+        pool = _Pool(setup, seed=1)
         numbers = itertools.count()
-        for transport in usable(",".join(setup.transports)):
+        for transport in usable(",".join(setup.transports), pool=pool.memory()):
+            if transport.name == nixl_wire.NAME:
+                made[BARE_NIXL] = _bare_nixl(setup, nixl_port, stack)
             sender = KvSender(_SECRET, [transport], SendTimeouts())
             stack.callback(sender.close)
-            made[transport.name] = _transport(sender, source, offer, numbers)
+            made[transport.name] = _transport(sender, pool.views(), offer, numbers)
         yield made
 
 
@@ -221,6 +234,11 @@ def _raw_tcp(setup: Setup, port: int, stack: ExitStack) -> Way:
         return time.perf_counter() - began
 
     return send
+
+
+def _bare_nixl(setup: Setup, port: int, stack: ExitStack) -> Way:
+    be_read = transfer_nixl.sending(port, setup.max_tokens * SHAPE.bytes_per_token, stack)
+    return lambda num_tokens: be_read(num_tokens * SHAPE.bytes_per_token)
 
 
 def _queue(setup: Setup, pipe: Pipe, queue: Any) -> Way:

@@ -23,7 +23,7 @@ from tests.support.cluster import AUTH, SECRET, Cluster, RunningWorker, run_clus
 from tests.support.completions import GREEDY, complete, random_prompt, token_ids
 from tests.support.oracle import Oracle
 
-TRANSPORTS = ("shm", "unix", "tcp")
+TRANSPORTS = ("nixl", "shm", "unix", "tcp")
 NUM_TOKENS = 512
 GREEDY_SAMPLING = Sampling(temperature=0, max_tokens=4, ignore_eos=True)
 
@@ -77,7 +77,7 @@ def template(running: RunningWorker, prompt: list[int]) -> Expected:
 @pytest.fixture(scope="module")
 def decode(tiny_model: Path) -> Iterator[RunningWorker]:
     """A decode worker alone."""
-    with run_worker("decode", tiny_model) as running:
+    with run_worker("decode", tiny_model, kv_transports=",".join(TRANSPORTS)) as running:
         yield running
 
 
@@ -121,7 +121,8 @@ def test_killed_receiver_leaves_nothing(tiny_model: Path, transport: str, num_ki
     with run_worker("prefill", tiny_model, chunk_size=64, kv_transports=transport) as prefill:
         for number in range(num_kills):
             prompt = random_prompt(NUM_TOKENS, seed=number)
-            process, pipe = kv_peers.start(kv_peers.receive_part, SECRET.encode(), template(prefill, prompt))
+            want = template(prefill, prompt)
+            process, pipe = kv_peers.start(kv_peers.receive_part, SECRET.encode(), want, transport)
             request = PrefillRequest(
                 request_id=f"r{number}",
                 token_ids=prompt,

@@ -16,25 +16,28 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from shared.kv.block_views import BlockViews
 from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Expected, Manifest, plan_chunks
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import Progress
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender, Send, SendTimeouts
-from shared.kv.shape import Kind
+from shared.kv.shape import KINDS, Kind
 from shared.kv.ticket import Ticket
-from shared.kv.transports.choice import usable
+from shared.kv.transports.choice import offered, usable
 from shared.wire import Handoff
 
 PEERS = multiprocessing.get_context("forkserver")
 PEERS.set_forkserver_preload([__name__])
 BOOT = "peer"
+_BLOCK_SIZE = 16
 
 
 class Zeros:
-    """A source of zeros, and a sink that keeps nothing and stops for good after `most_chunks` of them."""
+    """A sink that keeps nothing and stops for good after `most_chunks` of them."""
 
     def __init__(self, row_bytes: int, tell: Callable[[], None], most_chunks: int = 1) -> None:
         self._row_bytes = row_bytes
@@ -79,13 +82,27 @@ def send_part(pipe: Connection, secret: bytes, handoff: Handoff, want: Expected,
     )
     progress = Progress()
     progress.advance(chunks[1][1])
-    source = Zeros(want.shape.row_bytes, lambda: None)
+    source, memory = zeros(want)
+    transports = usable(transport, pool=memory)
     pipe.send("sending")
-    sender = KvSender(secret, usable(transport), SendTimeouts())
+    sender = KvSender(secret, transports, SendTimeouts())
     sender.send(Send(handoff, "r1", manifest, source, progress))
 
 
-def receive_part(pipe: Connection, secret: bytes, template: Expected) -> None:
+def zeros(want: Expected) -> tuple[BlockViews, PoolMemory]:
+    """A pool for one sequence, and where it lies."""
+    num_blocks = -(-want.num_tokens // _BLOCK_SIZE)
+    size = num_blocks * _BLOCK_SIZE * want.shape.row_bytes
+    regions = {
+        (layer, kind): memoryview(bytearray(size)) for layer in range(want.shape.num_layers) for kind in KINDS
+    }
+    source = BlockViews(
+        lambda layer, kind: regions[layer, kind], range(num_blocks), _BLOCK_SIZE, want.shape.row_bytes
+    )
+    return source, PoolMemory(tuple(regions.values()), _BLOCK_SIZE)
+
+
+def receive_part(pipe: Connection, secret: bytes, template: Expected, transport: str) -> None:
     """Take one chunk of anything with a ticket, tell of it, and then nothing more. First tells its offer."""
 
     class Book:
@@ -107,6 +124,7 @@ def receive_part(pipe: Connection, secret: bytes, template: Expected) -> None:
         if report.error is not None:
             pipe.send(repr(report.error))
 
+    offer = offered(transport)
     listener = KvListener(
         "127.0.0.1",
         0,
@@ -114,7 +132,8 @@ def receive_part(pipe: Connection, secret: bytes, template: Expected) -> None:
         secret=secret,
         limits=ReceiveLimits(),
         on_end=on_end,
-        transports=("shm", "unix"),
+        transports=offer.transports,
+        nixl=offer.nixl,
     )
     listener.start()
     pipe.send(listener.offer("127.0.0.1"))

@@ -73,7 +73,7 @@ class NixlAgent:
         try:
             own = self._agent.name
             source, target = (np.array([(*at, 0)], dtype=np.uint64) for at in ranges)
-            read = self.read(own, target, source, b"")
+            read = self.read(own, target, source)
             due = time.monotonic() + _CHECK_S
             while not read.done():
                 if time.monotonic() > due:
@@ -104,8 +104,8 @@ class NixlAgent:
         except Exception:  # noqa: BLE001 - the library raises what it likes for a peer that is gone
             return
 
-    def read(self, peer: str, local: Ranges, remote: Ranges, notice: bytes) -> Read:
-        """Begin to copy from the peer's ranges to ours; the peer gets the notice when it is done.
+    def read(self, peer: str, local: Ranges, remote: Ranges) -> Read:
+        """Begin to copy from the peer's ranges to ours.
 
         local, remote: (N, 3) of address, length, 0; equal lengths, row by row. Raises ReadFailed.
         """
@@ -116,11 +116,17 @@ class NixlAgent:
                 agent.get_xfer_descs(local, _HOST_MEMORY),
                 agent.get_xfer_descs(remote, _HOST_MEMORY),
                 peer,
-                notice,
             )
             return Read(agent, handle, agent.transfer(handle))
         except Exception as exc:
             raise ReadFailed(f"the peer's memory cannot be read: {exc}") from exc
+
+    def tell(self, peer: str, notice: bytes) -> None:
+        """Send a notice; does not wait for the peer. Raises ReadFailed."""
+        try:
+            self._agent.send_notif(peer, notice)
+        except Exception as exc:
+            raise ReadFailed(f"the peer cannot be told: {exc}") from exc
 
     def notices(self) -> list[bytes]:
         """What peers have said since the last call. The library serves peers that read from us in here."""

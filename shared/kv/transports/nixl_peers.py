@@ -18,8 +18,8 @@ from shared.kv.pool_memory import address_of
 from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed, Registration
 
 # A slot is filled, digested and emptied while it is in the core's cache; several are filled at once over a network.
-NUM_SLOTS = 4
-SLOT_BYTES = 1024 * 1024
+NUM_SLOTS = 8
+SLOT_BYTES = 512 * 1024
 
 _MAX_KEPT = 16
 _MAX_ASIDE = 64

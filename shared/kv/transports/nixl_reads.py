@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from shared.kv.transports.nixl_wire import BLOCK, NAME, Introduction, Terms, pac
 
 _SHORTEST_PAUSE_S = 0.00005
 _LONGEST_PAUSE_S = 0.001
+# A read that follows a notice waits for the peer to have taken it.
+_BATCHES_A_NOTICE = 64
 
 
 class NixlCarrier:
@@ -60,11 +63,13 @@ class NixlCarrier:
             raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
         self.bases = introduction.bases
 
-    def begin(self, local: Ranges, remote: Ranges, num_bytes: int) -> None:
+    def begin(self, local: Ranges, remote: Ranges) -> None:
         """Begin to read a batch. Raises ReadFailed."""
-        self.read_bytes += num_bytes
-        notice = pack_notice(self.terms.token, self.read_bytes)
-        self.begun.append(self._peers.agent.read(self._peer, local, remote, notice))
+        self.begun.append(self._peers.agent.read(self._peer, local, remote))
+
+    def tell(self) -> None:
+        """How much was read. Raises ReadFailed."""
+        self._peers.agent.tell(self._peer, pack_notice(self.terms.token, self.read_bytes))
 
     def broken(self) -> None:
         """The library cannot reach the peer any more."""
@@ -106,22 +111,30 @@ class NixlSlots:
         num_begun = 0
         for position, batch in enumerate(batches):
             pause_s = _SHORTEST_PAUSE_S
-            try:
+            with self._reading():
                 while num_begun <= position or not carrier.begun[0].done():
                     if num_begun < min(len(batches), position + NUM_SLOTS):
-                        ahead = batches[num_begun]
-                        remote = source.ranges(ahead)
-                        carrier.begin(_packed(remote, landing, num_begun), remote, int(remote[:, 1].sum()))
+                        remote = source.ranges(batches[num_begun])
+                        carrier.begin(_packed(remote, landing, num_begun), remote)
                         num_begun += 1
                         continue
                     self._wait(pause_s, section)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            except ReadFailed as exc:
-                carrier.broken()
-                raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
             carrier.begun.popleft()
             section.taken_bytes += batch.num_bytes
+            carrier.read_bytes += batch.num_bytes
             yield batch, landing.slot(position)[: batch.num_bytes]
+            if (position + 1) % _BATCHES_A_NOTICE == 0 or position + 1 == len(batches):
+                with self._reading():
+                    carrier.tell()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except ReadFailed as exc:
+            self._carrier.broken()
+            raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
 
     def _introduced(self) -> Landing:
         if self._terms.introduction_bytes and self._carrier.landing is None:
@@ -164,24 +177,21 @@ class _Source:
         self._block_size = terms.block_size
         self._first = chunk[0] // terms.block_size * terms.block_size
         self._row_bytes = row_bytes
-        self._rows: dict[tuple[int, int], Ranges] = {}
+        self._rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def ranges(self, batch: Batch) -> Ranges:
         """(address, length, 0) of a batch in file order, neighbouring blocks joined."""
-        found = []
-        for base in self._bases[batch.first : batch.last]:
-            ranges = self._rows_of(batch.start, batch.end).copy()
-            ranges[:, 0] += np.uint64(base)
-            found.append(ranges)
-        return np.concatenate(found)
+        rows = self._rows_of(batch.start, batch.end)
+        bases = self._bases[batch.first : batch.last]
+        return np.array([(base + at, length, 0) for base in bases for at, length in rows], dtype=np.uint64)
 
-    def _rows_of(self, start: int, end: int) -> Ranges:
+    def _rows_of(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(offset, length) in each layer's K or V."""
         key = (start, end)
         if key not in self._rows:
             runs = block_runs(self._blocks, self._block_size, start - self._first, end - self._first)
             row = self._row_bytes
-            listed = [(first * row, (last - first) * row, 0) for first, last in runs]
-            self._rows[key] = np.array(listed, dtype=np.uint64)
+            self._rows[key] = [(first * row, (last - first) * row) for first, last in runs]
         return self._rows[key]
 
 

@@ -1,0 +1,127 @@
+"""What only NIXL does: reads that outlive their connection, and a way that is offered but does not work."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from shared.kv.manifest import Manifest
+from shared.kv.sender import KvSender, Send, SendTimeouts
+from shared.kv.ticket import Ticket
+from shared.kv.transports.base import Connection, Interrupting, Transport, TransportUnavailable
+from shared.kv.transports.choice import usable
+from shared.kv.transports.nixl import NixlConnection, NixlTransport
+from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed
+from shared.kv.transports.nixl_notices import Notices
+from shared.kv.transports.nixl_peers import NixlPeers
+from shared.kv.transports.nixl_wire import Introduction
+from shared.kv.transports.tcp import TcpTransport
+from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
+from tests.unit.shared.kv.conftest import SECRET, Agents, Listen
+from tests.unit.shared.kv.transfer import finished, granted, reservation
+
+
+class Slow(Read):
+    """A read from a peer that was stopped: it goes on until `end`."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self._fails = fails
+        self._ended = False
+
+    def end(self) -> None:
+        """The peer goes on, or dies."""
+        self._ended = True
+
+    def done(self) -> bool:
+        """As the library says it."""
+        if self._ended and self._fails:
+            raise ReadFailed("the peer died")
+        return self._ended
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_memory_waits_for_reads_that_outlive_their_connection(nixl: Agents, *, fails: bool) -> None:
+    """Nobody gets memory to which a read of another connection may still write."""
+    metadata = nixl.sending.metadata()
+    peers = NixlPeers(nixl.receiving)
+    name, landing = peers.take(metadata)
+    read = Slow(fails=fails)
+    peers.give_back(name, landing, [read], is_broken=False)
+    other_name, other = peers.take(metadata)
+    assert name == other_name
+    assert landing is not other
+    read.end()
+    again = peers.take(metadata)[1]
+    assert landing is again
+    for held in (other, again):
+        peers.give_back(name, held, [], is_broken=False)
+    peers.close()
+
+
+def test_unended_reads_are_bounded(nixl: Agents) -> None:
+    """When too many of them have not ended, no more KV is read over NIXL."""
+    peers = NixlPeers(nixl.receiving)
+    reads = [Slow() for _ in range(64)]
+    for read in reads:
+        name, landing = peers.take(nixl.sending.metadata())
+        peers.give_back(name, landing, [read], is_broken=False)
+    with pytest.raises(ReadFailed, match="too many"):
+        peers.take(nixl.sending.metadata())
+    for read in reads:
+        read.end()
+    name, landing = peers.take(nixl.sending.metadata())
+    peers.give_back(name, landing, [], is_broken=False)
+    peers.close()
+
+
+class Unreachable(NixlTransport):
+    """Its pool is where no peer can read it."""
+
+    def __init__(self, agent: NixlAgent, pool: Pool) -> None:
+        super().__init__(pool.memory(), agent)
+        self._pool_bases = tuple(address for address, _ in pool.memory().addresses())
+        self._own = Notices(agent)
+        self._way = TcpTransport()
+
+    def connect(self, address: str, deadline: float, interrupting: Interrupting) -> Connection:
+        """With an introduction that the library does not understand."""
+        stream = self._way.connect(address, deadline, interrupting).stream
+        return NixlConnection(stream, 4, Introduction(b"nobody", self._pool_bases).pack(), self._own)
+
+    def close(self) -> None:
+        self._own.close()
+        super().close()
+
+
+def test_a_way_that_does_not_work_is_left_for_another(listen: Listen, nixl: Agents) -> None:
+    """The KV goes over the next transport within the same call, and for a while NIXL is not tried again."""
+    book = reservation()
+    listening = listen(book)
+    handoff = granted(listening.listener.offer("127.0.0.1"))
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    transports: list[Transport] = [Unreachable(nixl.sending, source), TcpTransport()]
+    manifest: Manifest = manifest_for(expected())
+    with closing(KvSender(SECRET, transports, SendTimeouts())) as sender:
+        for _ in range(2):
+            sent = sender.send(Send(handoff, "r1", manifest, source.views(), finished()))
+            assert "tcp" == sent.transport
+            assert source.content() == book.pool.content()
+            book.committed.clear()
+    for _ in range(3):
+        listening.next_report()
+    ends = [(report.status, report.transport) for report in listening.reports]
+    assert [(502, "nixl"), (200, "tcp"), (200, "tcp")] == ends
+
+
+def test_a_pool_on_a_device_is_not_offered() -> None:
+    """The transport says why it is not used."""
+    with pytest.raises(TransportUnavailable, match="host memory"):
+        NixlTransport(None).self_test()
+    assert ["tcp"] == [transport.name for transport in usable("nixl,tcp")]
+
+
+def test_an_address_is_that_of_the_listener() -> None:
+    """The PUT itself goes over TCP, to any host."""
+    ticket = Ticket("h1", 7, "http://10.0.0.1:99/v1/kv/h1", "boot", 1.0)
+    assert "10.0.0.1:99" == NixlTransport(None).address(ticket)
