@@ -21,9 +21,10 @@ from shared.asgi.answers import from_error_body
 from shared.errors import ServingError
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Expected, Manifest, plan_chunks
+from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.progress import FirstTokens, Progress
 from shared.kv.saved import SavedRequest
-from shared.kv.sender import KvSender, Send, SendTimeouts
+from shared.kv.sender import KvSender
 from shared.kv.shape import KINDS, Kind
 from shared.kv.transports.tcp import TcpTransport
 from shared.wire import DecodeEvent, DecodeRequest, Finish, Handoff, Sent, TokenOut

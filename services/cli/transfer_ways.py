@@ -24,11 +24,12 @@ from shared.kv.block_views import BlockViews
 from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Expected, Manifest, plan_chunks
+from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import Progress
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener, Offer
-from shared.kv.sender import KvSender, Send, SendTimeouts
+from shared.kv.sender import KvSender
 from shared.kv.shape import KINDS, Kind, KvShape
 from shared.kv.source import KvSink
 from shared.kv.ticket import Ticket

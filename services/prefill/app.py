@@ -18,8 +18,9 @@ from shared.asgi.openapi import json_body
 from shared.asgi.stream import FILE, NDJSON, OwnedStream
 from shared.asgi.text import is_internal_id
 from shared.errors import NotKept
+from shared.kv.outgoing import SendTimeouts
 from shared.kv.overlap import LayerOverlap
-from shared.kv.sender import KvSender, SendTimeouts
+from shared.kv.sender import KvSender
 from shared.kv.transports.choice import usable
 from shared.observability import Metrics
 from shared.wire import PrefillRequest

@@ -16,8 +16,8 @@ from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode
 from shared.errors import DeadlineExceeded, ServingError
 from shared.kv.manifest import Manifest, plan_chunks, token_hash
+from shared.kv.outgoing import Send
 from shared.kv.progress import Progress
-from shared.kv.sender import Send
 from shared.kv.shape import KINDS
 from shared.kv.ticket import ticket_of
 from shared.observability import canonical_line

@@ -17,10 +17,11 @@ from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import InvariantBroken, ServingError
 from shared.kv.manifest import Manifest, plan_chunks, token_hash
+from shared.kv.outgoing import Send
 from shared.kv.overlap import LayerOverlap
 from shared.kv.progress import FirstTokens, Progress, TransferCancelled
 from shared.kv.saved import SavedLayout, SavedRequest
-from shared.kv.sender import KvSender, Send
+from shared.kv.sender import KvSender
 from shared.kv.ticket import ticket_of
 from shared.observability import canonical_line
 from shared.wire import First, Handoff, PrefillEvent, PrefillRequest, Sent, Work

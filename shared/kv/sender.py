@@ -1,4 +1,4 @@
-"""Send one hand-off's KV: one PUT, written while later chunks are still being computed.
+"""Send hand-offs' KV: which way, over which connection, and what becomes of failures.
 
 Blocking; runs in a worker thread of the prefill process, beside the engine thread that feeds `Progress`.
 """
@@ -8,74 +8,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from shared.errors import (
-    BackendError,
-    BackendTimeout,
-    HandoffError,
-    Overloaded,
-    ServingError,
-    TransportFailed,
-    Unauthorized,
-    error_table,
-)
+from shared.errors import BackendError, BackendTimeout, TransportFailed
 from shared.kv.connections import ConnectionPool
-from shared.kv.encoder import BlobEncoder
-from shared.kv.http_head import Answer, read_response, request_head
 from shared.kv.layout import BlobLayout
-from shared.kv.manifest import Manifest
+from shared.kv.outgoing import OutgoingPut, Send, SendTimeouts, Stale
 from shared.kv.progress import Progress
-from shared.kv.quant_layout import blob_layout
-from shared.kv.shape import WireFormat
-from shared.kv.source import KvSource
-from shared.kv.stream import Interrupted, ReadableWhileSending
-from shared.kv.ticket import KV_PATH, TICKET_HEADER, ticket_of
+from shared.kv.stream import Interrupted
+from shared.kv.ticket import ticket_of
 from shared.kv.transports.base import Connection, Transport, TransportUnavailable
-from shared.wire import ErrorBody, Handoff, Sent
+from shared.wire import Sent
 
-_PASSED_ON = (HandoffError, Overloaded, TransportFailed, Unauthorized)
 _AVOID_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class SendTimeouts:
-    """connect_s: to a listening peer. io_s: for the peer to take half a megabyte; for its answer at the end.
-
-    compute_s: for prefill to bring the next chunk or the first token.
-    """
-
-    connect_s: float = 2.0
-    io_s: float = 30.0
-    compute_s: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """What is sent: the KV of one prompt, as `progress` brings it, to where `handoff` says.
-
-    kv_wire: quantised KV that this side would rather send; it does if the other side takes it and the way is slow.
-    """
-
-    handoff: Handoff
-    request_id: str
-    manifest: Manifest
-    source: KvSource
-    progress: Progress
-    kv_wire: WireFormat | None = None
-
-    def layout(self, transport: Transport) -> BlobLayout:
-        """The blob for this way."""
-        wire = self.kv_wire
-        if wire is None or wire != self.handoff.kv_wire or not transport.slower_than_memory:
-            return blob_layout(self.manifest)
-        return blob_layout(self.manifest.quantised(wire))
-
-
-class _Stale(Exception):
-    """A kept connection turned out to be closed: the peer has not seen the PUT."""
 
 
 class KvSender:
@@ -90,7 +34,7 @@ class KvSender:
         self._transports = transports
         self._timeouts = timeouts
         self._connections = ConnectionPool()
-        self._avoid: dict[tuple[str, str], float] = {}
+        self._avoided_until: dict[tuple[str, str], float] = {}
 
     def send(self, send: Send) -> Sent:
         """Send KV and first tokens to the issuer of a verified ticket; returns when decode has injected them.
@@ -104,14 +48,14 @@ class KvSender:
         with _foreign_errors(send.progress):
             for transport in self._transports:
                 address = transport.address(ticket) if transport.name in send.handoff.transports else None
-                if address is None or time.monotonic() < self._avoid.get((transport.name, address), 0.0):
+                if address is None or self._is_avoided(transport.name, address):
                     continue
                 try:
                     return self._send_over(transport, address, send, send.layout(transport))
                 except (TransportUnavailable, TransportFailed, _CouldNotConnect) as exc:
                     failure = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
                     if isinstance(exc, TransportFailed):
-                        self._avoid[transport.name, address] = time.monotonic() + _AVOID_S
+                        self._avoid(transport.name, address)
             if isinstance(failure, TransportUnavailable):
                 raise BackendError(str(failure)) from failure
             raise failure
@@ -126,7 +70,7 @@ class KvSender:
         """Over a kept connection, or a new one. Raises _CouldNotConnect, TransportUnavailable."""
         key = (transport.name, address)
         while (kept := self._connections.take(key)) is not None:
-            with contextlib.suppress(_Stale):
+            with contextlib.suppress(Stale):
                 return self._put(key, kept, send, layout, kept=True)
         return self._put(key, self._connect(transport, address, send.progress), send, layout, kept=False)
 
@@ -147,7 +91,7 @@ class KvSender:
     ) -> Sent:
         try:
             with send.progress.interrupting(connection.stream.interrupt):
-                put = _Put(connection, send, layout, self._timeouts)
+                put = OutgoingPut(connection, send, layout, self._timeouts)
                 answer = put.run(kept=kept)
                 stats = put.stats(key[0])
         except BaseException:
@@ -159,114 +103,18 @@ class KvSender:
             connection.close()
         return stats
 
+    def _is_avoided(self, transport: str, address: str) -> bool:
+        return time.monotonic() < self._avoided_until.get((transport, address), 0.0)
+
+    def _avoid(self, transport: str, address: str) -> None:
+        """For a while; what has passed is forgotten, for workers come and go."""
+        now = time.monotonic()
+        self._avoided_until = {way: until for way, until in self._avoided_until.items() if now < until}
+        self._avoided_until[transport, address] = now + _AVOID_S
+
 
 class _CouldNotConnect(Exception):
     """Nothing was sent."""
-
-
-class _Put:
-    """One PUT, and the account of how much of it was hidden behind compute."""
-
-    def __init__(
-        self, connection: Connection, send: Send, layout: BlobLayout, timeouts: SendTimeouts
-    ) -> None:
-        self._connection = connection
-        self._stream = connection.stream
-        self._send = send
-        self._layout = layout
-        self._timeouts = timeouts
-        self._hidden_s = 0.0
-        self._waited_s = 0.0
-
-    def run(self, *, kept: bool) -> Answer:
-        """Returns the answer 200; raises what any other one stands for, and _Stale on a kept connection."""
-        try:
-            self._write()
-        except (ReadableWhileSending, BrokenPipeError, ConnectionResetError) as exc:
-            answer = self._read_answer(kept=kept)
-            if answer.status == 200:
-                raise BackendError("the decode worker answered before it had everything") from exc
-        else:
-            answer = self._read_answer(kept=kept)
-        if answer.status != 200:
-            _raise_refusal(answer)
-        return answer
-
-    def stats(self, transport: str) -> Sent:
-        """After the answer."""
-        now = time.monotonic()
-        finished_at = self._send.progress.finished_at
-        assert finished_at is not None
-        layout = self._layout
-        return Sent(
-            transport=transport,
-            kv_bytes=layout.kv_bytes,
-            wire_bytes=layout.total_bytes,
-            transfer_s=now - finished_at,
-            hidden_s=self._hidden_s,
-            kv_wire=layout.manifest.kv_wire,
-        )
-
-    def _write(self) -> None:
-        progress, layout, compute_s = self._send.progress, self._layout, self._timeouts.compute_s
-        encoder = BlobEncoder(layout, self._send.source, self._connection.scratch, self._wait_layers)
-        head = request_head("PUT", KV_PATH + self._send.handoff.handoff_id, self._head_fields())
-        with self._sending() as deadline:
-            self._connection.send_head(b"".join([head, *encoder.header()]), deadline)
-        for index in range(len(layout.manifest.chunks)):
-            with self._sending():
-                self._connection.send_chunk(encoder, index, self._timeouts.io_s)
-        first = progress.wait_finished(compute_s)
-        self._check_answer()
-        with self._sending() as deadline:
-            self._stream.send_all(encoder.trailer(first), deadline)
-
-    def _wait_layers(self, index: int, num_layers: int) -> int:
-        """Until so many layers of a chunk can be read; returns how many can."""
-        began = time.monotonic()
-        manifest = self._layout.manifest
-        complete = self._send.progress.wait_layers(
-            manifest.chunks[index][1], num_layers, self._timeouts.compute_s
-        )
-        self._check_answer()
-        self._waited_s += time.monotonic() - began
-        return manifest.shape.num_layers if complete else num_layers
-
-    def _head_fields(self) -> dict[str, str]:
-        return {
-            "Host": "handoff-decode",
-            "Connection": "keep-alive",
-            "Content-Type": "application/octet-stream",
-            "Content-Length": str(self._connection.body_bytes(self._layout)),
-            TICKET_HEADER: self._send.handoff.ticket,
-            "X-Request-Id": self._send.request_id,
-            **self._connection.head_fields(),
-        }
-
-    def _read_answer(self, *, kept: bool) -> Answer:
-        self._connection.await_answer(self._timeouts.io_s)
-        answer = read_response(self._stream, time.monotonic() + self._timeouts.io_s)
-        if answer is not None:
-            return answer
-        self._send.progress.check_cancelled()
-        if kept:
-            raise _Stale
-        raise BackendError("the decode worker hung up without an answer")
-
-    def _check_answer(self) -> None:
-        """An answer before the end is a refusal: notice it before more is sent, or computed, in vain."""
-        if self._stream.readable():
-            raise ReadableWhileSending
-
-    @contextlib.contextmanager
-    def _sending(self) -> Iterator[float]:
-        """Account for the time within, waits for compute left out; gives the deadline of one write."""
-        began, self._waited_s = time.monotonic(), 0.0
-        yield began + self._timeouts.io_s
-        ended = time.monotonic()
-        finished_at = self._send.progress.finished_at
-        hidden_until = ended if finished_at is None else min(ended, finished_at)
-        self._hidden_s += max(0.0, hidden_until - began - self._waited_s)
 
 
 @contextlib.contextmanager
@@ -283,15 +131,3 @@ def _foreign_errors(progress: Progress) -> Iterator[None]:
     except OSError as exc:
         progress.check_cancelled()
         raise BackendError("the connection to the decode worker broke") from exc
-
-
-def _raise_refusal(answer: Answer) -> None:
-    """Raise the error that the peer's answer stands for."""
-    try:
-        error = ErrorBody.model_validate_json(answer.body)
-    except ValidationError as exc:
-        raise BackendError(f"the decode worker answered {answer.status} to the KV") from exc
-    cls: type[ServingError] = error_table().get(error.code, BackendError)
-    if not issubclass(cls, _PASSED_ON):
-        raise BackendError(f"the decode worker refused the KV: {error.message}")
-    raise cls(error.message, retry_after_s=error.retry_after_s)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
+from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
-from shared.kv.sender import KvSender, Send, SendTimeouts
+from shared.kv.sender import KvSender
 from shared.kv.shape import KvShape
 from shared.kv.source import KvSink
 from shared.kv.ticket import Ticket

@@ -20,7 +20,10 @@ START_TIMEOUT_S = 120.0
 
 
 class Process:
-    """One `handoff ROLE` process that can be killed and started again on the same port."""
+    """One `handoff ROLE` process that can be killed and started again on the same port.
+
+    It stops when its stdin is closed, so that none outlives a test run that was killed.
+    """
 
     def __init__(self, role: str, log: Path, environ: dict[str, str]) -> None:
         self.role = role
@@ -36,9 +39,9 @@ class Process:
         environ |= {"HANDOFF_PORT": str(self.port), "HANDOFF_SECRET": SECRET, "OMP_NUM_THREADS": "1"}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "services.cli.main", self.role],
+                [sys.executable, "-m", "services.cli.main", self.role, "--stop-with-stdin"],
                 env=environ | self._environ,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
             )
@@ -60,7 +63,10 @@ class Process:
     def wait(self, timeout_s: float = 30.0) -> int:
         """The exit code."""
         assert self._process is not None
-        return self._process.wait(timeout_s)
+        code = self._process.wait(timeout_s)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return code
 
     @property
     def is_running(self) -> bool:

@@ -12,9 +12,10 @@ import pytest
 
 from shared.kv.book import ReceiveBook
 from shared.kv.limits import ReceiveLimits
+from shared.kv.outgoing import SendTimeouts
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
-from shared.kv.sender import KvSender, SendTimeouts
+from shared.kv.sender import KvSender
 from shared.kv.transports.base import Transport
 from shared.kv.transports.nixl import NixlTransport
 from shared.kv.transports.nixl_agent import NixlAgent

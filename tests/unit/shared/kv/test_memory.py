@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 
 from shared.kv.layout import BlobLayout
-from shared.kv.sender import Send
+from shared.kv.outgoing import Send
 from shared.kv.shape import KvShape
 from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
 from tests.unit.shared.kv.conftest import Listen, SenderOver

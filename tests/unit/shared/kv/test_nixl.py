@@ -7,7 +7,8 @@ from contextlib import closing
 import pytest
 
 from shared.kv.manifest import Manifest
-from shared.kv.sender import KvSender, Send, SendTimeouts
+from shared.kv.outgoing import Send, SendTimeouts
+from shared.kv.sender import KvSender
 from shared.kv.ticket import Ticket
 from shared.kv.transports.base import Connection, Interrupting, Transport, TransportUnavailable
 from shared.kv.transports.choice import usable

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
+from shared.kv.outgoing import Send
 from shared.kv.overlap import LayerOverlap
 from shared.kv.progress import Progress
-from shared.kv.sender import Send
 from shared.kv.shape import Kind
 from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
 from tests.unit.shared.kv.conftest import Listen

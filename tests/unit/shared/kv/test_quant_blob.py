@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from shared.errors import DigestMismatch, EngineFault, ManifestMismatch
 from shared.kv.layout import total_bytes_bounds
 from shared.kv.manifest import MAX_CHUNKS, MAX_QUANTISED_TOKENS, Expected, Manifest, plan_chunks
+from shared.kv.outgoing import Send
 from shared.kv.progress import Progress
 from shared.kv.quant import Quantised, Quantiser
 from shared.kv.quant_layout import blob_layout
-from shared.kv.sender import Send
 from shared.kv.shape import ITEMSIZE_BYTES, KINDS, WIRE_FORMATS, Kind, KvDtype, KvShape, WireFormat
 from tests.unit.shared.kv.blobs import (
     Pool,

@@ -15,8 +15,8 @@ from shared.errors import (
     ServingError,
     Unavailable,
 )
+from shared.kv.outgoing import SendTimeouts
 from shared.kv.progress import Progress, TransferCancelled
-from shared.kv.sender import SendTimeouts
 from tests.unit.shared.kv.blobs import SHAPE, Pool, expected, manifest_for
 from tests.unit.shared.kv.conftest import Listen
 from tests.unit.shared.kv.transfer import (

@@ -17,8 +17,9 @@ from shared.errors import BackendError, DigestMismatch, ManifestMismatch, Reserv
 from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Manifest
+from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.progress import Progress, TransferCancelled
-from shared.kv.sender import KvSender, Send, SendTimeouts
+from shared.kv.sender import KvSender
 from shared.kv.shape import ITEMSIZE_BYTES, Kind, KvDtype, KvShape
 from shared.kv.source import KvSource
 from shared.wire import Sent

@@ -6,9 +6,10 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from shared.kv.manifest import Expected, Manifest
+from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.progress import Progress
 from shared.kv.receiver import Offer
-from shared.kv.sender import KvSender, Send, SendTimeouts
+from shared.kv.sender import KvSender
 from shared.kv.shape import Kind, KvShape
 from shared.kv.source import KvSource
 from shared.kv.ticket import Ticket, kv_url

@@ -1,0 +1,189 @@
+"""One PUT of KV as its sender sees it: written while later chunks are computed, answered, and accounted for."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from shared.errors import (
+    BackendError,
+    HandoffError,
+    Overloaded,
+    ServingError,
+    TransportFailed,
+    Unauthorized,
+    error_table,
+)
+from shared.kv.encoder import BlobEncoder
+from shared.kv.http_head import Answer, read_response, request_head
+from shared.kv.layout import BlobLayout
+from shared.kv.manifest import Manifest
+from shared.kv.progress import Progress
+from shared.kv.quant_layout import blob_layout
+from shared.kv.shape import WireFormat
+from shared.kv.source import KvSource
+from shared.kv.stream import ReadableWhileSending
+from shared.kv.ticket import KV_PATH, TICKET_HEADER
+from shared.kv.transports.base import Connection, Transport
+from shared.wire import ErrorBody, Handoff, Sent
+
+_PASSED_ON = (HandoffError, Overloaded, TransportFailed, Unauthorized)
+
+
+@dataclass(frozen=True, slots=True)
+class SendTimeouts:
+    """connect_s: to a listening peer. io_s: for the peer to take half a megabyte; for its answer at the end.
+
+    compute_s: for prefill to bring the next chunk or the first token.
+    """
+
+    connect_s: float = 2.0
+    io_s: float = 30.0
+    compute_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """What is sent: the KV of one prompt, as `progress` brings it, to where `handoff` says.
+
+    kv_wire: quantised KV that this side would rather send; it does if the other side takes it and the way is slow.
+    """
+
+    handoff: Handoff
+    request_id: str
+    manifest: Manifest
+    source: KvSource
+    progress: Progress
+    kv_wire: WireFormat | None = None
+
+    def layout(self, transport: Transport) -> BlobLayout:
+        """The blob for this way."""
+        wire = self.kv_wire
+        if wire is None or wire != self.handoff.kv_wire or not transport.slower_than_memory:
+            return blob_layout(self.manifest)
+        return blob_layout(self.manifest.quantised(wire))
+
+
+class Stale(Exception):
+    """A kept connection turned out to be closed: the peer has not seen the PUT."""
+
+
+class OutgoingPut:
+    """One PUT, and the account of how much of it was hidden behind compute."""
+
+    def __init__(
+        self, connection: Connection, send: Send, layout: BlobLayout, timeouts: SendTimeouts
+    ) -> None:
+        self._connection = connection
+        self._stream = connection.stream
+        self._send = send
+        self._layout = layout
+        self._timeouts = timeouts
+        self._hidden_s = 0.0
+        self._waited_s = 0.0
+
+    def run(self, *, kept: bool) -> Answer:
+        """Returns the answer 200; raises what any other one stands for, and Stale on a kept connection."""
+        try:
+            self._write()
+        except (ReadableWhileSending, BrokenPipeError, ConnectionResetError) as exc:
+            answer = self._read_answer(kept=kept)
+            if answer.status == 200:
+                raise BackendError("the decode worker answered before it had everything") from exc
+        else:
+            answer = self._read_answer(kept=kept)
+        if answer.status != 200:
+            _raise_refusal(answer)
+        return answer
+
+    def stats(self, transport: str) -> Sent:
+        """After the answer."""
+        now = time.monotonic()
+        finished_at = self._send.progress.finished_at
+        assert finished_at is not None
+        layout = self._layout
+        return Sent(
+            transport=transport,
+            kv_bytes=layout.kv_bytes,
+            wire_bytes=layout.total_bytes,
+            transfer_s=now - finished_at,
+            hidden_s=self._hidden_s,
+            kv_wire=layout.manifest.kv_wire,
+        )
+
+    def _write(self) -> None:
+        progress, layout, compute_s = self._send.progress, self._layout, self._timeouts.compute_s
+        encoder = BlobEncoder(layout, self._send.source, self._connection.scratch, self._wait_layers)
+        head = request_head("PUT", KV_PATH + self._send.handoff.handoff_id, self._head_fields())
+        with self._sending() as deadline:
+            self._connection.send_head(b"".join([head, *encoder.header()]), deadline)
+        for index in range(len(layout.manifest.chunks)):
+            with self._sending():
+                self._connection.send_chunk(encoder, index, self._timeouts.io_s)
+        first = progress.wait_finished(compute_s)
+        self._check_answer()
+        with self._sending() as deadline:
+            self._stream.send_all(encoder.trailer(first), deadline)
+
+    def _wait_layers(self, index: int, num_layers: int) -> int:
+        """Until so many layers of a chunk can be read; returns how many can."""
+        began = time.monotonic()
+        manifest = self._layout.manifest
+        complete = self._send.progress.wait_layers(
+            manifest.chunks[index][1], num_layers, self._timeouts.compute_s
+        )
+        self._check_answer()
+        self._waited_s += time.monotonic() - began
+        return manifest.shape.num_layers if complete else num_layers
+
+    def _head_fields(self) -> dict[str, str]:
+        return {
+            "Host": "handoff-decode",
+            "Connection": "keep-alive",
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(self._connection.body_bytes(self._layout)),
+            TICKET_HEADER: self._send.handoff.ticket,
+            "X-Request-Id": self._send.request_id,
+            **self._connection.head_fields(),
+        }
+
+    def _read_answer(self, *, kept: bool) -> Answer:
+        self._connection.await_answer(self._timeouts.io_s)
+        answer = read_response(self._stream, time.monotonic() + self._timeouts.io_s)
+        if answer is not None:
+            return answer
+        self._send.progress.check_cancelled()
+        if kept:
+            raise Stale
+        raise BackendError("the decode worker hung up without an answer")
+
+    def _check_answer(self) -> None:
+        """An answer before the end is a refusal: notice it before more is sent, or computed, in vain."""
+        if self._stream.readable():
+            raise ReadableWhileSending
+
+    @contextlib.contextmanager
+    def _sending(self) -> Iterator[float]:
+        """Account for the time within, waits for compute left out; gives the deadline of one write."""
+        began, self._waited_s = time.monotonic(), 0.0
+        yield began + self._timeouts.io_s
+        ended = time.monotonic()
+        finished_at = self._send.progress.finished_at
+        hidden_until = ended if finished_at is None else min(ended, finished_at)
+        self._hidden_s += max(0.0, hidden_until - began - self._waited_s)
+
+
+def _raise_refusal(answer: Answer) -> None:
+    """Raise the error that the peer's answer stands for."""
+    try:
+        error = ErrorBody.model_validate_json(answer.body)
+    except ValidationError as exc:
+        raise BackendError(f"the decode worker answered {answer.status} to the KV") from exc
+    cls: type[ServingError] = error_table().get(error.code, BackendError)
+    if not issubclass(cls, _PASSED_ON):
+        raise BackendError(f"the decode worker refused the KV: {error.message}")
+    raise cls(error.message, retry_after_s=error.retry_after_s)
