@@ -16,6 +16,7 @@ from services.decode.reservations import Book, Reservation
 from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import ReservationGone, ServingError
+from shared.kv.book import Received
 from shared.kv.manifest import Expected, token_hash
 from shared.kv.receiver import Offer
 from shared.kv.ticket import Ticket
@@ -106,6 +107,7 @@ class DecodeStream:
                 await self._context.book.close(self._reservation)
             self._request.close()
         self._context.metrics.ended(self._ending)
+        received = self._received
         canonical_line(
             "decode",
             ending=self._ending,
@@ -114,7 +116,9 @@ class DecodeStream:
             have_tokens=self._handoff.have_tokens if self._handoff else None,
             choices=self.work.num_choices,
             output_tokens=self._num_tokens,
-            kv_bytes=self._kv_bytes() or None,
+            kv_bytes=received.kv_bytes if received else None,
+            wire_bytes=received.wire_bytes if received else None,
+            kv_wire=received.kv_wire if received else None,
             decode_queue_s=self._finish.decode_queue_s if self._finish else None,
             decode_s=self._finish.decode_s if self._finish else None,
         )
@@ -176,12 +180,13 @@ class DecodeStream:
             kv_wire=worker.kv_wire,
         )
 
-    def _kv_bytes(self) -> int:
-        received = self._reservation.received if self._reservation is not None else None
-        return 0 if received is None else received.kv_bytes
+    @property
+    def _received(self) -> Received | None:
+        return self._reservation.received if self._reservation is not None else None
 
     def _with_kv_bytes(self, finish: Finish) -> Finish:
-        return finish.model_copy(update={"kv_bytes_received": self._kv_bytes()})
+        received = self._received
+        return finish.model_copy(update={"kv_bytes_received": received.kv_bytes if received else 0})
 
 
 def _line(event: DecodeEvent) -> bytes:

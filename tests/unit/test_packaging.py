@@ -112,6 +112,7 @@ def test_every_subcommand_that_files_name_exists() -> None:
         "model",
         "bench",
         "kv",
+        "doctor",
         "settings",
         "health",
         *named,
