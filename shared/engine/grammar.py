@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +31,8 @@ Mask = NDArray[np.bool_]
 class GrammarCompiler:
     """Grammars for one checkpoint. Thread-safe; keeps the last few that were compiled."""
 
-    def __init__(self, tokenizer: LLTokenizer, limits: LLParserLimits | None = None) -> None:
+    def __init__(self, tokenizer: LLTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._limits = parser_limits() if limits is None else limits
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -61,11 +61,11 @@ class GrammarCompiler:
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is None:
-                compiled = self._compiled[grammar] = CompiledGrammar(self.tokenizer, grammar, self._limits)
+                compiled = self._compiled[grammar] = CompiledGrammar(self.tokenizer, grammar, parser_limits())
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > MAX_CACHED:
                 self._compiled.popitem(last=False)
-        state = GrammarState(compiled, compiled.copy())
+        state = GrammarState(compiled)
         if generated and not state.advance(generated):
             raise InvalidRequest(
                 f"the tokens so far do not follow the grammar: {state.problem}", param="sampling.grammar"
@@ -77,7 +77,7 @@ class CompiledGrammar:
     """One grammar, compiled when it is first wanted. Thread-safe.
 
     NOTE: all copies of a matcher share what its lexer has met, and the limit of that. So a grammar that has served
-    many answers can be at its limit while a new matcher of it is not: `renewed` makes one.
+    many answers can be at its limit while a new edition of it is not. edition: how often it was compiled.
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: Grammar, limits: LLParserLimits) -> None:
@@ -85,20 +85,20 @@ class CompiledGrammar:
         self._grammar = grammar
         self._limits = limits
         self._pristine: LLMatcher | None = None
+        self.edition = 0
         self._lock = threading.Lock()
 
-    def copy(self) -> LLMatcher:
-        """A matcher that has met no token. Raises InvalidRequest if the grammar cannot be compiled."""
-        with self._lock:
-            if self._pristine is None:
-                self._pristine = self._compile()
-            return self._pristine.deep_copy()
+    def copy(self, after: int = 0) -> tuple[LLMatcher, int]:
+        """A matcher that has met no token, of an edition later than `after`, and which one that is.
 
-    def renewed(self) -> LLMatcher:
-        """The same, sharing nothing with earlier copies."""
+        Whoever else shared the edition that is used up gets the new one without another compilation.
+        Raises InvalidRequest if the grammar cannot be compiled.
+        """
         with self._lock:
-            self._pristine = self._compile()
-            return self._pristine.deep_copy()
+            if self._pristine is None or self.edition <= after:
+                self._pristine = self._compile()
+                self.edition += 1
+            return self._pristine.deep_copy(), self.edition
 
     def _compile(self) -> LLMatcher:
         form = library_form(self._grammar)
@@ -117,16 +117,17 @@ class CompiledGrammar:
 class GrammarState:
     """Where one choice stands in its grammar."""
 
-    def __init__(self, compiled: CompiledGrammar, matcher: LLMatcher, tokens: Sequence[int] = ()) -> None:
-        """tokens: what `matcher` has taken so far."""
+    def __init__(self, compiled: CompiledGrammar) -> None:
         self._compiled = compiled
-        self._matcher = matcher
-        self._tokens = list(tokens)
+        self._matcher, self._edition = compiled.copy()
+        self._tokens: list[int] = []
         self._allowed: Mask | None = None
 
     def after(self, token: int) -> GrammarState:
         """A state of its own, one token on."""
-        state = GrammarState(self._compiled, self._matcher.deep_copy(), self._tokens)
+        state = copy(self)
+        state._matcher = self._matcher.deep_copy()
+        state._tokens = list(self._tokens)
         state.advance([token])
         return state
 
@@ -174,7 +175,7 @@ class GrammarState:
 
     def _begin_anew(self) -> bool:
         """Replace a matcher whose limit others may have used up. False if its tokens cannot follow."""
-        self._matcher = self._compiled.renewed()
+        self._matcher, self._edition = self._compiled.copy(after=self._edition)
         return self._matcher.consume_tokens(self._tokens)
 
 

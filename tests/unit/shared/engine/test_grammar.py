@@ -16,7 +16,7 @@ from llguidance import LLParserLimits
 from torch import Tensor
 
 from router.text.tokenizer import TextTokenizer
-from shared.engine.grammar import MAX_CACHED, GrammarCompiler
+from shared.engine.grammar import MAX_CACHED, CompiledGrammar, GrammarCompiler, GrammarState
 from shared.engine.step import Step
 from shared.errors import EngineFault, InvalidRequest
 from shared.grammar import problem
@@ -256,22 +256,42 @@ def test_states_of_one_grammar_are_independent(compiler: GrammarCompiler, tokeni
     assert np.array_equal(fresh, compiler.start(grammar).allowed())
 
 
+@pytest.fixture
+def narrow(compiler: GrammarCompiler) -> CompiledGrammar:
+    """A grammar with many states, and a limit that a few answers use up."""
+    limits = LLParserLimits(max_lexer_states=1000, verbose_errors=False)
+    return CompiledGrammar(compiler.tokenizer, Grammar(kind="regex", text="[ab]*a[ab]{40}"), limits)
+
+
+def answers_of_many_states(tokenizer: TextTokenizer, number: int) -> list[list[int]]:
+    """Tokens of random answers, each of which meets some hundred states of `narrow` that no other meets."""
+    rng = Random(1)
+    return [tokenizer.encode("".join(rng.choices("ab", k=150))) for _ in range(number)]
+
+
 def test_what_earlier_answers_used_up_is_not_missed_by_later_ones(
-    folder: Path, tokenizer: TextTokenizer
+    narrow: CompiledGrammar, tokenizer: TextTokenizer
 ) -> None:
     """The states that a grammar's answers have met are kept for the next ones, up to a limit that all share."""
-    limits = LLParserLimits(max_lexer_states=1000, verbose_errors=False)
-    size = tokenizer.vocab_size
-    compiler = GrammarCompiler(
-        GrammarCompiler.load(folder, vocab_size=size, eos_token_ids=[]).tokenizer, limits
-    )
-    grammar = Grammar(kind="regex", text="[ab]*a[ab]{40}")
-    rng = Random(1)
-    for _ in range(8):
-        state = compiler.start(grammar)
-        for token in tokenizer.encode("".join(rng.choices("ab", k=150))):
+    for answer in answers_of_many_states(tokenizer, 8):
+        state = GrammarState(narrow)
+        for token in answer:
             assert state.allowed()[token]
             assert state.advance([token])
+    assert narrow.edition > 1
+
+
+def test_answers_that_run_out_together_share_what_is_new(
+    narrow: CompiledGrammar, tokenizer: TextTokenizer
+) -> None:
+    """One compilation for all that are in the batch, not one for each."""
+    answers = answers_of_many_states(tokenizer, 4)
+    states = [GrammarState(narrow) for _ in answers]
+    for tokens in zip(*answers, strict=False):
+        for state, token in zip(states, tokens, strict=True):
+            assert state.allowed()[token]
+            assert state.advance([token])
+    assert 1 < narrow.edition <= 4
 
 
 def test_a_neighbour_in_the_batch_is_not_touched(make_engine: MakeEngine, compiler: GrammarCompiler) -> None:
