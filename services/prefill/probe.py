@@ -127,7 +127,8 @@ class ProbeSendStream:
     def _send(self) -> Sent:
         assert self._admitted is not None
         assert self._manifest is not None
-        self._progress.finish([0], [True])
+        num_choices = self._manifest.num_choices
+        self._progress.finish([0] * num_choices, [True] * num_choices)
         return self._context.sender.send(
             Send(
                 handoff=self._work.handoff,

@@ -70,12 +70,17 @@ def test_a_healthy_pair_is_measured_and_nothing_is_left(chunked: Cluster) -> Non
     wait_until(lambda: chunked.decode[0].metric("handoff_reservations") == 0)
 
 
-def test_probes_teach_the_prefix_caches_nothing(chunked: Cluster) -> None:
-    """Made-up KV is never found: the same token ids are computed afresh, at either worker."""
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_probes_teach_the_prefix_caches_nothing(chunked: Cluster, num_choices: int) -> None:
+    """Made-up KV is never found: the same token ids are computed afresh, at either worker.
+
+    Several choices used to be an internal error: the blob wants a first token for each.
+    """
     work = {
         "request_id": "probe-1",
-        "token_ids": [7] * 40,
+        "token_ids": [7 + num_choices] * 40,
         "num_prompt_tokens": 40,
+        "num_choices": num_choices,
         "sampling": Sampling(max_tokens=1, temperature=0).model_dump(),
         "timeout_s": 20,
     }
