@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PROTOCOL_VERSION = 1
 MAX_GRAMMAR_CHARS = 1 << 18
+MAX_TIMEOUT_S = 86_400.0
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -90,7 +91,7 @@ class Work(Wire):
     num_choices: int = Field(default=1, ge=1, le=128)
     first_choice: int = Field(default=0, ge=0, le=128)
     sampling: Sampling
-    timeout_s: float = Field(gt=0, le=86_400)
+    timeout_s: float = Field(gt=0, le=MAX_TIMEOUT_S)
 
     @model_validator(mode="after")
     def _lengths_fit(self) -> Work:

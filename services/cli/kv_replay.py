@@ -27,7 +27,7 @@ from shared.kv.saved import SavedRequest
 from shared.kv.sender import KvSender
 from shared.kv.shape import KINDS, Kind
 from shared.kv.transports.tcp import TcpTransport
-from shared.wire import DecodeEvent, DecodeRequest, Finish, Handoff, Sent, TokenOut
+from shared.wire import MAX_TIMEOUT_S, DecodeEvent, DecodeRequest, Finish, Handoff, Sent, TokenOut
 
 
 class CannotReplay(Exception):
@@ -81,10 +81,13 @@ class Replay:
     def run(
         self, url: str, secret: str, *, max_tokens: int | None, timeout_s: float
     ) -> Iterator[Sent | list[TokenOut] | Finish]:
-        """Sent, then tokens per step, then Finish. Raises WorkerProblem; leaving early cancels at the worker."""
+        """Sent, then tokens per step, then Finish. Raises WorkerProblem; leaving early cancels at the worker.
+
+        timeout_s: longest silence of the worker; how long it takes in all is not limited.
+        """
         with worker_client(url, secret, timeout_s) as client:
             self._check_worker(client, url)
-            body = self._request(max_tokens, timeout_s).to_json()
+            body = self._request(max_tokens).to_json()
             with client.stream("POST", "/v1/decode", content=body) as response:
                 check_answer(url, response)
                 lines = response.iter_lines()
@@ -111,7 +114,7 @@ class Replay:
                 f"{url}: serves {info.model}, and this KV is of {self.saved.model}: {', '.join(differing)} differ"
             )
 
-    def _request(self, max_tokens: int | None, timeout_s: float) -> DecodeRequest:
+    def _request(self, max_tokens: int | None) -> DecodeRequest:
         work = self.saved.work
         sampling = work.sampling
         if max_tokens is not None:
@@ -123,7 +126,7 @@ class Replay:
             | {
                 "sampling": sampling,
                 "request_id": f"replay-{secrets.token_hex(8)}",
-                "timeout_s": timeout_s,
+                "timeout_s": MAX_TIMEOUT_S,
             }
         )
 

@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from typer.testing import CliRunner
 
 from services.cli.kv_blob import check_blob
 from services.cli.main import app
 from tests.support import http
 from tests.support.cluster import AUTH, SECRET, Cluster, run_cluster, run_worker, wait_until
+from tests.support.servers import ServerThread
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +177,28 @@ def test_a_foreign_model_is_refused(keeping: Cluster, tiny_model: Path, tmp_path
     assert 1 == status
     assert "differ" in errors
     assert 0 == puts
+
+
+def test_a_replay_may_take_longer_than_a_worker_may_be_silent(keeping: Cluster, tmp_path: Path) -> None:
+    """--timeout bounds each silence alone: it used to be the whole request's deadline as well."""
+    request_id, _ = ask(keeping, list(range(5, 42)))
+    path = saved(keeping, request_id, tmp_path)
+    info = http.get(f"{keeping.decode[0].url}/v1/info", headers=AUTH).content
+    asked: list[dict[str, Any]] = []
+
+    async def decode(request: Request) -> Response:
+        asked.append(await request.json())
+        return Response(b'{"code": "overloaded", "message": "no room"}', 429)
+
+    async def tell(_: Request) -> Response:
+        return Response(info)
+
+    routes = [Route("/v1/info", tell), Route("/v1/decode", decode, methods=["POST"])]
+    with ServerThread(Starlette(routes=routes)) as worker:
+        status, _, _ = run("replay", path, "--url", worker.url, "--timeout", 20)
+
+    assert 1 == status
+    assert [86_400] == [work["timeout_s"] for work in asked]
 
 
 def test_a_replay_needs_a_sound_whole_file_and_a_decode_worker(keeping: Cluster, tmp_path: Path) -> None:
