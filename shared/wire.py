@@ -132,9 +132,18 @@ class DecodeRequest(Work):
 
 
 class PrefillRequest(Work):
-    """POST /v1/prefill. Without a hand-off the first token is all that is wanted (max_tokens 1)."""
+    """POST /v1/prefill. Without a hand-off the first token is all that is wanted (max_tokens 1).
+
+    With max_tokens 0 there is no first token, so nothing that decode could go on from.
+    """
 
     handoff: Handoff | None = None
+
+    @model_validator(mode="after")
+    def _has_a_first_token(self) -> PrefillRequest:
+        if self.handoff is not None and not self.sampling.max_tokens:
+            raise ValueError("a hand-off needs max_tokens of at least 1")
+        return self
 
 
 class StopChoices(Wire):

@@ -95,17 +95,27 @@ class PrefillStream:
             raise
 
     async def aclose(self) -> None:
-        """Stop computing, stop sending, then free the blocks."""
+        """Stop computing, stop sending, then free the blocks, whatever goes wrong before."""
         self._progress.cancel(self._ending)
-        if self._request is not None:
-            self._context.worker.engine.cancel(self._request.group)
-            if self._sending is not None:
-                await asyncio.wait([self._sending])
-                # Nobody may be left to take the outcome; asyncio would log it as lost.
-                if not self._sending.cancelled():
-                    self._sending.exception()
-            await self._keep()
-            self._request.close()
+        try:
+            if self._request is not None:
+                self._context.worker.engine.cancel(self._request.group)
+                await self._stop_sending()
+                await self._keep()
+        finally:
+            if self._request is not None:
+                self._request.close()
+            self._account()
+
+    async def _stop_sending(self) -> None:
+        if self._sending is not None:
+            await asyncio.wait([self._sending])
+            # Nobody may be left to take the outcome; asyncio would log it as lost.
+            if not self._sending.cancelled():
+                self._sending.exception()
+
+    def _account(self) -> None:
+        """The request's metric and its one line."""
         self._context.metrics.ended(self._ending)
         canonical_line(
             "prefill",

@@ -150,6 +150,20 @@ def test_without_the_switch_nothing_is_kept(pd: Cluster, tmp_path: Path) -> None
     assert [] == list(tmp_path.iterdir())
 
 
+def test_a_hand_off_that_cannot_be_kept_leaves_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    """Whatever keeping it raises, the answer is whole, its blocks are freed, and the request is counted.
+
+    They used to be held for ever after anything but an OSError; here no folder can have the name.
+    """
+    with run_cluster(tiny_model, prefill={"kv_save_dir": tmp_path / "no\0folder"}) as cluster:
+        before = cluster.prefill[0].metric("handoff_prefill_requests_total", ending="ok")
+        _, [choice] = ask(cluster, list(range(5, 42)))
+        ended = cluster.prefill[0].metric("handoff_prefill_requests_total", ending="ok")
+
+    assert 8 == len(choice["token_ids"])
+    assert before + 1 == ended
+
+
 def test_the_route_wants_the_secret(keeping: Cluster) -> None:
     """KV holds the prompt: no key, no file; a name that is no id is no path either."""
     request_id, _ = ask(keeping, [50] * 20)

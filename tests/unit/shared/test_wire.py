@@ -111,6 +111,13 @@ def test_work_out_of_bounds_is_refused(change: dict[str, Any]) -> None:
         DecodeRequest.model_validate(work(**change))
 
 
+def test_a_hand_off_without_a_first_token_is_refused() -> None:
+    """max_tokens 0 reads the prompt alone, which decode could not go on from: it used to be an internal error."""
+    with pytest.raises(ValidationError, match="at least 1"):
+        PrefillRequest.model_validate(work(handoff=HANDOFF.model_dump(), sampling={"max_tokens": 0}))
+    assert PrefillRequest.model_validate(work(sampling={"max_tokens": 0})).handoff is None
+
+
 def test_tokens_left_after_a_lost_worker() -> None:
     """Generated tokens that travel behind the prompt are taken off what may still be drawn."""
     resumed = Work.model_validate(work(token_ids=[1, 2, 3, 8, 9], num_prompt_tokens=3))
