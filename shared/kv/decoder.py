@@ -47,6 +47,10 @@ class Slots(Protocol):
         """How long the stream of this blob is."""
         ...
 
+    def begin(self) -> None:
+        """Called once, when the header is accepted: take what stands in the stream before the first chunk."""
+        ...
+
     def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
         """One chunk in file order: batches, and memory that holds the bytes of each until the next is asked for."""
         ...
@@ -87,6 +91,8 @@ class BlobDecoder:
         prefix = self._plain(LENGTH.size, receive)
         content = self._plain(json_length(prefix, self._max_header_bytes), receive)
         layout = self._accept(bytes(prefix + content))
+        if self._slots is not None:
+            self._slots.begin()
         digests: list[int] = []
         for chunk in layout.manifest.chunks:
             if isinstance(layout, QuantLayout):

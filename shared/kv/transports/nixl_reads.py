@@ -96,6 +96,16 @@ class NixlSlots:
             raise ManifestMismatch("a slot is smaller than one row of KV")
         return self._terms.body_bytes(header_bytes, layout)
 
+    def begin(self) -> None:
+        """Read the introduction, which the first PUT has even if nothing is to be read.
+
+        Raises InvalidRequest, TransportFailed; TimeoutError, Interrupted, OSError.
+        """
+        if num_bytes := self._terms.introduction_bytes:
+            self._carrier.introduce(self._read_exactly(num_bytes, Section(num_bytes)))
+        if self._carrier.landing is None:
+            raise InvalidRequest("a peer introduces itself before it names blocks")
+
     def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
         """Batches as they have been read: one after the other, or several at once if that takes time.
 
@@ -103,7 +113,8 @@ class NixlSlots:
         """
         row_bytes, num_tensors = layout.row_bytes, len(layout.tensors)
         section = Section((chunk[1] - chunk[0]) * row_bytes * num_tensors)
-        carrier, landing = self._carrier, self._introduced()
+        carrier, landing = self._carrier, self._carrier.landing
+        assert landing is not None
         if len(carrier.bases) != num_tensors:
             raise ManifestMismatch("the pool has not the layers that the manifest implies")
         source = _Source(carrier.bases, self._terms, self._read_blocks(chunk, section), chunk, row_bytes)
@@ -136,14 +147,6 @@ class NixlSlots:
             self._carrier.broken()
             raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
 
-    def _introduced(self) -> Landing:
-        if self._terms.introduction_bytes and self._carrier.landing is None:
-            section = Section(self._terms.introduction_bytes)
-            self._carrier.introduce(self._read_exactly(self._terms.introduction_bytes, section))
-        if self._carrier.landing is None:
-            raise InvalidRequest("a peer introduces itself before it names blocks")
-        return self._carrier.landing
-
     def _read_blocks(self, chunk: Chunk, section: Section) -> tuple[int, ...]:
         num_blocks = self._terms.num_blocks(*chunk)
         blocks = unpack_blocks(self._read_exactly(num_blocks * BLOCK.size, section))
@@ -156,7 +159,7 @@ class NixlSlots:
         while filled < num_bytes:
             taken = self._body.receive([memoryview(content)[filled:]], section)
             if not taken:
-                raise InvalidRequest("the blob ended within a chunk")
+                raise InvalidRequest("the blob ended before its chunks did")
             filled += taken
         return content
 

@@ -189,6 +189,9 @@ class SegmentSlots:
             raise ManifestMismatch("a slot is smaller than one row of KV")
         return body_bytes(header_bytes, layout, self._mapped.segment.shape)
 
+    def begin(self) -> None:
+        """Nothing: the segment came with the head."""
+
     def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
         """Batches as the sender fills slots with them. Raises ManifestMismatch."""
         segment = self._mapped.segment

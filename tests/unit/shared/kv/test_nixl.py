@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import socket
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 
 import pytest
 
+from shared.errors import InvalidRequest
+from shared.kv.carrier import Body
+from shared.kv.decoder import Section
 from shared.kv.manifest import Manifest
 from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.sender import KvSender
+from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket
 from shared.kv.transports.base import Connection, Interrupting, Transport, TransportUnavailable
 from shared.kv.transports.choice import usable
@@ -16,11 +22,14 @@ from shared.kv.transports.nixl import NixlConnection, NixlTransport
 from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed
 from shared.kv.transports.nixl_notices import Notices
 from shared.kv.transports.nixl_peers import NixlPeers
-from shared.kv.transports.nixl_wire import Introduction
+from shared.kv.transports.nixl_reads import NixlCarrier
+from shared.kv.transports.nixl_wire import TOKEN_BYTES, Introduction, Terms
 from shared.kv.transports.tcp import TcpTransport
 from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
 from tests.unit.shared.kv.conftest import SECRET, Agents, Listen
 from tests.unit.shared.kv.transfer import finished, granted, reservation
+
+TOKEN = bytes(TOKEN_BYTES)
 
 
 class Slow(Read):
@@ -74,6 +83,42 @@ def test_unended_reads_are_bounded(nixl: Agents) -> None:
     name, landing = peers.take(nixl.sending.metadata())
     peers.give_back(name, landing, [], is_broken=False)
     peers.close()
+
+
+def body_of(content: bytes) -> Body:
+    """The body of a PUT that is all there."""
+    left = memoryview(content)
+
+    def receive(buffers: Sequence[memoryview], section: Section) -> int:
+        nonlocal left
+        taken = min(len(buffers[0]), len(left))
+        buffers[0][:taken] = left[:taken]
+        left = left[taken:]
+        return taken
+
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    return Body(receive, lambda _: 0.0, Stream(ours))
+
+
+def test_a_peer_introduces_itself_once(nixl: Agents) -> None:
+    """A PUT without an introduction is refused before there was one, and one with it afterwards.
+
+    A second introduction was taken for the ids of blocks.
+    """
+    introduction = Introduction(nixl.sending.metadata(), (1, 2)).pack()
+    first, later = Terms(16, len(introduction), TOKEN), Terms(16, 0, TOKEN)
+    peers = NixlPeers(nixl.receiving)
+    carrier = NixlCarrier(peers, later)
+    with closing(peers), closing(carrier):
+        for terms, refused in ((later, "before it names"), (first, ""), (later, ""), (first, "once")):
+            carrier.next_put(terms)
+            body = body_of(introduction)
+            with (
+                closing(body.stream),
+                pytest.raises(InvalidRequest, match=refused) if refused else nullcontext(),
+            ):
+                carrier.slots(body).begin()
 
 
 class Unreachable(NixlTransport):

@@ -99,6 +99,28 @@ def test_kv_arrives_bit_for_bit(
     assert book.pool.erased(before, 5) == book.pool.snapshot()
 
 
+def test_nothing_to_send_is_a_whole_handoff(listen: Listen, name: str, sender_to: SenderOver) -> None:
+    """Where decode holds all KV already, the first PUT of a connection succeeds, and the next one carries KV.
+
+    Over NIXL the first one failed, with 422: its introduction was looked for within a chunk.
+    """
+    book = reservation(expected(from_token=10))
+    listening = listen(book)
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    before = book.pool.snapshot()
+    with closing(sender_to(source)) as sender:
+        sent = put(sender, listening, manifest_for(book.want), source.views(), finished())
+        report = listening.next_report()
+        assert [Received(first_tokens(1), 0, sent.wire_bytes)] == book.committed
+        assert (200, name) == (report.status, report.transport)
+        assert before == book.pool.snapshot()
+        book.committed.clear()
+        book.want = expected()
+        put(sender, listening, manifest_for(book.want), source.views(), finished())
+        assert 1 == listening.listener.num_connections
+    assert source.content() == book.pool.content()
+
+
 def test_more_kv_than_any_buffer_holds(listen: Listen, sender_to: SenderOver) -> None:
     """KV of several times the ring and the socket buffers flows through them."""
     want = expected(num_tokens=400, shape=BIG)
