@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from shared.kv.transports.choice import DEFAULT, PATTERN
+from shared.kv.transports.choice import DEFAULT, TransportNames
 from shared.worker.settings import WorkerSettings
 
 
@@ -18,9 +18,8 @@ class DecodeSettings(WorkerSettings):
     kv_io_timeout_s: float = Field(
         30.0, gt=0, le=600, description="Seconds without progress after which receiving KV is given up."
     )
-    kv_transports: str = Field(
+    kv_transports: TransportNames = Field(
         DEFAULT,
-        pattern=PATTERN,
         description="How KV may come: shm, unix (same host), nixl (an extra), tcp (always offered).",
     )
     max_receives: int = Field(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from shared.kv.transports.choice import DEFAULT, DEFAULT_SHM_BYTES, PATTERN
+from shared.kv.transports.choice import DEFAULT, DEFAULT_SHM_BYTES, TransportNames
 from shared.worker.settings import WorkerSettings
 
 
@@ -17,9 +17,8 @@ class PrefillSettings(WorkerSettings):
     kv_io_timeout_s: float = Field(
         30.0, gt=0, le=600, description="Seconds without progress after which sending KV is given up."
     )
-    kv_transports: str = Field(
+    kv_transports: TransportNames = Field(
         DEFAULT,
-        pattern=PATTERN,
         description="How KV may travel, the most wanted first, of shm, unix (one host), nixl (an extra), tcp.",
     )
     kv_shm_bytes: int = Field(

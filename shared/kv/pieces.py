@@ -76,11 +76,6 @@ class ChunkBytes:
         self.scattered = self._copier is not None
         self._state: xxh3_64 | None = None
 
-    @property
-    def num_bytes(self) -> int:
-        """Length of the chunk."""
-        return (self._chunk[1] - self._chunk[0]) * self._row_bytes * len(self._tensors)
-
     def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
         """All of it."""
         return cut(self._chunk, len(self._tensors), self._row_bytes, max_bytes)

@@ -86,10 +86,6 @@ class Progress:
         if self._cancelled is not None:
             raise TransferCancelled(self._cancelled)
 
-    def wait_computed(self, num_computed: int, timeout_s: float | None = None) -> None:
-        """Block until KV of [0, num_computed) is there. Raises TransferCancelled, BackendTimeout."""
-        self._wait(lambda: self._first is not None or self._num_computed >= num_computed, timeout_s)
-
     def wait_layers(self, num_computed: int, num_layers: int, timeout_s: float | None = None) -> bool:
         """Block until KV of [0, num_computed) is there in the first `num_layers` layers; is it in all of them?
 

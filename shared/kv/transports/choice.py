@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 import structlog
+from pydantic import AfterValidator, Field
 
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.transports import nixl_wire, shm, tcp, unix
@@ -21,9 +23,20 @@ from shared.kv.transports.unix import UnixTransport
 log = structlog.get_logger()
 
 DEFAULT = "shm,unix,tcp"
-# For the settings of both sides: a list of distinct names.
-PATTERN = r"^(nixl|shm|unix|tcp)(,(nixl|shm|unix|tcp)){0,3}$"
 DEFAULT_SHM_BYTES = 64 * 1024 * 1024
+
+
+def _distinct(names: str) -> str:
+    listed = names.split(",")
+    if len(set(listed)) < len(listed):
+        raise ValueError("a transport is named twice")
+    return names
+
+
+# For the settings of both sides: distinct names, the most wanted first.
+TransportNames = Annotated[
+    str, Field(pattern=r"^(nixl|shm|unix|tcp)(,(nixl|shm|unix|tcp)){0,3}$"), AfterValidator(_distinct)
+]
 
 
 def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES, pool: PoolMemory | None = None) -> list[Transport]:
