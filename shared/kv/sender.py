@@ -15,7 +15,7 @@ from shared.kv.layout import BlobLayout
 from shared.kv.outgoing import OutgoingPut, Send, SendTimeouts, Stale
 from shared.kv.progress import Progress
 from shared.kv.stream import Interrupted
-from shared.kv.ticket import ticket_of
+from shared.kv.ticket import Ticket, ticket_of
 from shared.kv.transports.base import Connection, Transport, TransportUnavailable
 from shared.wire import Sent
 
@@ -26,7 +26,7 @@ class KvSender:
     """Sends hand-offs of one prefill process. Thread-safe.
 
     transports: in order of preference. Of those that the reservation offers, the first that connects is used; one
-    that then fails between these two workers is avoided for a while. They are closed with the sender.
+    that then fails between these two workers comes last for a while. They are closed with the sender.
     """
 
     def __init__(self, secret: bytes, transports: Sequence[Transport], timeouts: SendTimeouts) -> None:
@@ -46,10 +46,7 @@ class KvSender:
         ticket = ticket_of(send.handoff, self._secret)
         failure: Exception = BackendError("no transport leads to the decode worker")
         with _foreign_errors(send.progress):
-            for transport in self._transports:
-                address = transport.address(ticket) if transport.name in send.handoff.transports else None
-                if address is None or self._is_avoided(transport.name, address):
-                    continue
+            for transport, address in self._ways(ticket, send.handoff.transports):
                 try:
                     return self._send_over(transport, address, send, send.layout(transport))
                 except (TransportUnavailable, TransportFailed, _CouldNotConnect) as exc:
@@ -65,6 +62,15 @@ class KvSender:
         self._connections.close()
         for transport in self._transports:
             transport.close()
+
+    def _ways(self, ticket: Ticket, offered: Sequence[str]) -> list[tuple[Transport, str]]:
+        """Transports and where they lead; those to be avoided last, for there may be no other."""
+        ways = [
+            (transport, address)
+            for transport in self._transports
+            if transport.name in offered and (address := transport.address(ticket)) is not None
+        ]
+        return sorted(ways, key=lambda way: self._is_avoided(way[0].name, way[1]))
 
     def _send_over(self, transport: Transport, address: str, send: Send, layout: BlobLayout) -> Sent:
         """Over a kept connection, or a new one. Raises _CouldNotConnect, TransportUnavailable."""

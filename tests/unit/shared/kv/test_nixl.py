@@ -8,7 +8,7 @@ from contextlib import closing, nullcontext
 
 import pytest
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, TransportFailed
 from shared.kv.carrier import Body
 from shared.kv.decoder import Section
 from shared.kv.manifest import Manifest
@@ -158,6 +158,21 @@ def test_a_way_that_does_not_work_is_left_for_another(listen: Listen, nixl: Agen
         listening.next_report()
     ends = [(report.status, report.transport) for report in listening.reports]
     assert [(502, "nixl"), (200, "tcp"), (200, "tcp")] == ends
+
+
+def test_the_only_way_is_tried_again(listen: Listen, nixl: Agents) -> None:
+    """A way that has failed is tried again if there is no other, and the error says what has failed.
+
+    For a minute it said that no transport leads to the decode worker.
+    """
+    listening = listen(reservation())
+    handoff = granted(listening.listener.offer("127.0.0.1"))
+    source = Pool(expected().shape, num_tokens=10, seed=1)
+    with closing(KvSender(SECRET, [Unreachable(nixl.sending, source)], SendTimeouts())) as sender:
+        for _ in range(2):
+            with pytest.raises(TransportFailed, match="cannot be reached"):
+                sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
+            assert 502 == listening.next_report().status
 
 
 def test_a_pool_on_a_device_is_not_offered() -> None:
