@@ -25,7 +25,10 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _quiet_servers() -> None:
-    """Servers in threads log between tests, where pytest captures nothing. Tests of logs set up their own."""
+    """Servers in threads must not write into what a test captures. Tests of logs set up their own.
+
+    Before each test, as these reset it.
+    """
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
