@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 from shared.errors import InvalidRequest
 from shared.kv.carrier import Carrier
@@ -50,12 +51,11 @@ class Peer:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Give everything back."""
-        self.stream.close()
-        if self._reads is not None:
-            self._reads.close()
-        if self._segment is not None:
-            self._segment.close()
+        """Give everything back, whatever of it fails."""
+        with ExitStack() as held:
+            for part in (self._segment, self._reads, self.stream):
+                if part is not None:
+                    held.callback(part.close)
 
     def _read_some(self, buffer: memoryview, deadline: float) -> int:
         """Bytes of the head; over a Unix socket a segment's descriptors may come with them."""

@@ -217,9 +217,11 @@ class KvListener:
             self._forget(group, threading.current_thread(), served)
 
     def _forget(self, group: _Group, thread: threading.Thread, served: _Served) -> None:
-        served.peer.close()
-        with self._lock:
-            del group[thread]
+        try:
+            served.peer.close()
+        finally:
+            with self._lock:
+                del group[thread]
 
     def _serve(self, served: _Served) -> None:
         while True:

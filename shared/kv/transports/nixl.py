@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping
 
+from shared.errors import TransportFailed
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.pool_memory import PoolMemory
@@ -66,11 +67,15 @@ class NixlTransport:
 
     def close(self) -> None:
         """Stop serving reads. All connections are closed."""
-        if self._notices is not None:
-            self._notices.close()
-        if self._registered is not None:
-            self._registered.close()
+        notices, registered = self._notices, self._registered
         self._notices = self._registered = None
+        if notices is not None:
+            notices.close()
+        if registered is not None:
+            with contextlib.suppress(
+                TransportUnavailable
+            ):  # the library holds on to it, until this process ends
+                registered.close()
 
 
 class NixlConnection(Connection):
@@ -101,6 +106,8 @@ class NixlConnection(Connection):
     def send_chunk(self, encoder: BlobEncoder, index: int, io_s: float) -> None:
         """Name the chunk's blocks, and digest it while the peer reads. One chunk at a time is left to be read."""
         self._wait_read(io_s)
+        if (failure := self._reading.failure) is not None:
+            raise TransportFailed(f"KV cannot be sent over NIXL: {failure}") from failure
         blocks, num_bytes = encoder.blocks(index)
         self._notices.tell(self._reading, num_bytes)
         self.stream.send_all([pack_blocks(blocks)], time.monotonic() + io_s)
@@ -108,7 +115,7 @@ class NixlConnection(Connection):
             pass
 
     def await_answer(self, io_s: float) -> None:
-        """The peer may read on for as long as it makes progress."""
+        """The peer may read on for as long as it makes progress, or the library can tell of it."""
         with contextlib.suppress(ReadableWhileSending):
             self._wait_read(io_s)
         self._notices.settle(self._reading)

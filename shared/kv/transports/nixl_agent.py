@@ -30,7 +30,7 @@ Ranges = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class ReadFailed(Exception):
-    """The library cannot read from this peer, or not any more."""
+    """The library cannot read from this peer, or not any more; or it does not work at all any more."""
 
 
 class NixlAgent:
@@ -86,8 +86,11 @@ class NixlAgent:
             raise TransportUnavailable("what NIXL read is not what was there")
 
     def metadata(self) -> bytes:
-        """What a peer needs to read from the memory that is registered now."""
-        return bytes(self._agent.get_agent_metadata())
+        """What a peer needs to read from the memory that is registered now. Raises TransportUnavailable."""
+        try:
+            return bytes(self._agent.get_agent_metadata())
+        except Exception as exc:
+            raise TransportUnavailable(f"NIXL does not describe this process: {exc}") from exc
 
     def meet(self, metadata: bytes) -> str:
         """Make a peer known, or known anew; returns its name. Raises ReadFailed."""
@@ -129,8 +132,14 @@ class NixlAgent:
             raise ReadFailed(f"the peer cannot be told: {exc}") from exc
 
     def notices(self) -> list[bytes]:
-        """What peers have said since the last call. The library serves peers that read from us in here."""
-        return [notice for said in self._agent.get_new_notifs().values() for notice in said]
+        """What peers have said since the last call. The library serves peers that read from us in here.
+
+        Raises ReadFailed.
+        """
+        try:
+            return [notice for said in self._agent.get_new_notifs().values() for notice in said]
+        except Exception as exc:
+            raise ReadFailed(f"peers cannot be heard: {exc}") from exc
 
 
 class Registration:
@@ -141,8 +150,11 @@ class Registration:
         self._listed = listed
 
     def close(self) -> None:
-        """Take it back; nobody may be reading."""
-        self._agent.deregister_memory(self._listed)
+        """Take it back; nobody may be reading. Raises TransportUnavailable."""
+        try:
+            self._agent.deregister_memory(self._listed)
+        except Exception as exc:
+            raise TransportUnavailable(f"NIXL does not give memory back: {exc}") from exc
 
 
 class Read:
@@ -160,17 +172,14 @@ class Read:
         try:
             if self._state == "PROC":
                 self._state = self._agent.check_xfer_state(self._handle)
+            if self._state == "PROC":
+                return False
+            handle, self._handle = self._handle, None
+            handle.release()
         except Exception as exc:
-            self._end()
+            # The library's own handle tries once more to be released when it is collected.
+            self._handle = None
             raise ReadFailed(f"reading from the peer failed: {exc}") from exc
-        if self._state == "PROC":
-            return False
-        failed = self._state != "DONE"
-        self._end()
-        if failed:
+        if self._state != "DONE":
             raise ReadFailed("reading from the peer failed")
         return True
-
-    def _end(self) -> None:
-        handle, self._handle = self._handle, None
-        handle.release()

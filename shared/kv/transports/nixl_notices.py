@@ -12,7 +12,7 @@ import os
 import threading
 import time
 
-from shared.kv.transports.nixl_agent import NixlAgent
+from shared.kv.transports.nixl_agent import NixlAgent, ReadFailed
 from shared.kv.transports.nixl_wire import unpack_notice
 
 _PERIOD_S = 0.0005
@@ -24,12 +24,13 @@ class Reading:
     def __init__(self) -> None:
         self.told_bytes = 0
         self.read_bytes = 0
+        self.failure: ReadFailed | None = None
         self.event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     @property
     def is_due(self) -> bool:
-        """Whether the peer still has something to read."""
-        return self.read_bytes < self.told_bytes
+        """Whether the peer still has something to read. After a failure nobody can tell."""
+        return self.failure is None and self.read_bytes < self.told_bytes
 
     def drain(self) -> None:
         """Make the event wait for the next news."""
@@ -38,7 +39,10 @@ class Reading:
 
 
 class Notices:
-    """Thread-safe. Its thread lives from the first connection to `close`."""
+    """Thread-safe. Its thread lives from the first connection to `close`.
+
+    If the library fails, whatever is being read then has failed; the next reading is a new try.
+    """
 
     def __init__(self, agent: NixlAgent) -> None:
         self._agent = agent
@@ -63,9 +67,10 @@ class Notices:
             self._changed.notify_all()
 
     def settle(self, reading: Reading) -> None:
-        """The peer has answered: it reads nothing more, whatever it still has to tell."""
+        """The peer has answered, or will: it reads nothing more, whatever it still has to tell."""
         with self._changed:
             reading.read_bytes = reading.told_bytes
+            reading.failure = None
 
     def forget(self, token: bytes) -> None:
         """The connection is over."""
@@ -87,9 +92,19 @@ class Notices:
                 self._changed.wait_for(lambda: self._closed or self._any_due())
                 if self._closed:
                     return
-            for content in self._agent.notices():
-                self._take(content)
+            try:
+                for content in self._agent.notices():
+                    self._take(content)
+            except ReadFailed as exc:
+                self._fail(exc)
             time.sleep(_PERIOD_S)
+
+    def _fail(self, failure: ReadFailed) -> None:
+        with self._changed:
+            for reading in self._readings.values():
+                if reading.is_due:
+                    reading.failure = failure
+                    os.eventfd_write(reading.event, 1)
 
     def _any_due(self) -> bool:
         return any(reading.is_due for reading in self._readings.values())

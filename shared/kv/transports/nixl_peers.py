@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 
 from shared.kv.pool_memory import address_of
+from shared.kv.transports.base import TransportUnavailable
 from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed, Registration
 
 # A slot is filled, digested and emptied while it is in the core's cache; several are filled at once over a network.
@@ -45,7 +46,7 @@ class Landing:
         return position % NUM_SLOTS * SLOT_BYTES
 
     def close(self) -> None:
-        """Give the memory back; no read goes there any more."""
+        """Give the memory back; no read goes there any more. Raises TransportUnavailable: then it is as it was."""
         self._registered.close()
         self._view.release()
         with suppress(BufferError):
@@ -68,7 +69,7 @@ class NixlPeers:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._kept: list[Landing] = []
-        self._aside: list[tuple[str, Landing, list[Read]]] = []
+        self._aside: deque[tuple[str, Landing, list[Read]]] = deque()
 
     def take(self, metadata: bytes) -> tuple[str, Landing]:
         """A connection begins: the peer's name, and memory to read to. Raises ReadFailed, TransportUnavailable."""
@@ -101,27 +102,32 @@ class NixlPeers:
         """Drop everything that no read goes to any more; the rest stays until the process ends."""
         with self._lock:
             self._reap()
-            for landing in self._kept:
-                landing.close()
-            self._kept.clear()
+            while self._kept:
+                with suppress(TransportUnavailable):
+                    self._kept.pop().close()
             for name, known in list(self._known.items()):
                 if not known.num_users:
                     self.agent.forget(name)
                     del self._known[name]
 
     def _reap(self) -> None:
-        left = []
-        for name, landing, begun in self._aside:
-            begun = [read for read in begun if not _has_ended(read)]
-            if begun:
-                left.append((name, landing, begun))
+        """Take back what no read goes to; out of the books first, so that no failure gives it out twice."""
+        for _ in range(len(self._aside)):
+            name, landing, begun = self._aside[0]
+            left = [read for read in begun if not _has_ended(read)]
+            self._aside.popleft()
+            if left:
+                self._aside.append((name, landing, left))
                 continue
             self._known[name].num_users -= 1
-            if len(self._kept) < _MAX_KEPT:
-                self._kept.append(landing)
-            else:
+            self._keep(landing)
+
+    def _keep(self, landing: Landing) -> None:
+        if len(self._kept) >= _MAX_KEPT:
+            with suppress(TransportUnavailable):  # the library does not let it go: then it can still be used
                 landing.close()
-        self._aside = left
+                return
+        self._kept.append(landing)
 
     def _forget_oldest(self) -> None:
         idle = [name for name, known in self._known.items() if not known.num_users]

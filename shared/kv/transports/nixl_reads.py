@@ -77,9 +77,9 @@ class NixlCarrier:
 
     def close(self) -> None:
         """Give everything back."""
-        if self.landing is not None:
-            self._peers.give_back(self._peer, self.landing, self.begun, is_broken=self._is_broken)
-            self.landing = None
+        landing, self.landing = self.landing, None
+        if landing is not None:
+            self._peers.give_back(self._peer, landing, self.begun, is_broken=self._is_broken)
 
 
 class NixlSlots:
