@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
-import torch
 
 from shared.engine.attention import StepAbandoned
 from shared.engine.blocks import BlockPool, PoolCounts
 from shared.engine.output import OutputStep
-from shared.engine.runner import StepRunner
+from shared.engine.runner import StepRunner, is_out_of_memory
 from shared.engine.scheduler import Scheduler
 from shared.engine.sequence import Failed, Group, State
 from shared.engine.step import Limits, Step
@@ -221,8 +220,8 @@ class Engine:
                 self._scheduler.end(group)
             return
         except Exception as exc:  # noqa: BLE001 - whatever it is, somebody is told
-            if _is_out_of_memory(exc) and len(step.groups) > 1:
-                self._run_one_by_one(step)
+            if is_out_of_memory(exc) and len(step.groups) > 1:
+                self._run_one_by_one(step, exc)
             else:
                 self._fault(step, exc)
             return
@@ -235,8 +234,11 @@ class Engine:
         self.counts.prompt_tokens_computed += sum(c.end - c.start for c in step.chunks)
         self.counts.output_tokens += num_tokens
 
-    def _run_one_by_one(self, step: Step) -> None:
+    def _run_one_by_one(self, step: Step, cause: Exception) -> None:
         """Only who is too large alone fails: the others must not pay for one request's memory.
+
+        But KV that a sender may be reading is not written again: alone it may round otherwise, and decode would
+        get layers of two runs. Such a request fails, and may be tried again.
 
         The copies go with the first attempts until one has run; nothing was written in between, so a repeated
         copy changes nothing.
@@ -244,6 +246,9 @@ class Engine:
         log.warning("step_split", num_groups=len(step.groups))
         copies = step.copies
         for part in step.by_group():
+            if part.is_told:
+                self._fault(part, cause)
+                continue
             part.copies = copies
             num_faults = self.counts.faults
             self._attempt(part)
@@ -259,7 +264,7 @@ class Engine:
         """End a step's requests. Only for want of memory does the engine go on serving others."""
         log.error("step_failed", exc_info=cause, num_decodes=len(step.decodes), num_chunks=len(step.chunks))
         self.counts.faults += 1
-        is_memory = _is_out_of_memory(cause)
+        is_memory = is_out_of_memory(cause)
         error: ServingError = EngineFault("the engine failed while serving this request")
         if is_memory:
             error = Overloaded("the worker ran out of memory", retry_after_s=1.0)
@@ -290,10 +295,3 @@ class Engine:
     def _release(self, group: Group) -> None:
         self._scheduler.release(group)
         self._groups.pop(id(group), None)
-
-
-def _is_out_of_memory(exc: Exception) -> bool:
-    """On a CPU torch has no class of its own for it."""
-    if isinstance(exc, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(exc, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(exc)

@@ -111,3 +111,10 @@ class _Packed:
         """The finished layout."""
         slots = torch.tensor(self._slots, device=self._device)
         return StepLayout(cache, slots, self._spans, is_abandoned, on_written)
+
+
+def is_out_of_memory(exc: Exception) -> bool:
+    """On a CPU torch has no class of its own for it."""
+    if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(exc, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(exc)

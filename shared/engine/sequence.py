@@ -78,6 +78,11 @@ class PromptProgress(Protocol):
     def advance_layers(self, num_computed: int, num_layers: int) -> None:
         """So does that of the first `num_layers` layers; told after each layer of the prompt's last chunk."""
 
+    @property
+    def is_amid_layers(self) -> bool:
+        """Whether the sender was told of layers of a chunk that `advance` has not told of."""
+        ...
+
     def finish(self, first_tokens: abc.Sequence[int], finished: abc.Sequence[bool]) -> None:
         """The first token of each choice is sampled; `finished` says which choices it ended."""
 

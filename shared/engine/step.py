@@ -63,6 +63,12 @@ class Step:
         """Nobody waits for any result of this step any more."""
         return all(group.cancelled for group in self.groups)
 
+    @property
+    def is_told(self) -> bool:
+        """Whether senders were told of layers that this step has written, so that they may be reading them."""
+        senders = (chunk.group.progress for chunk in self.chunks)
+        return any(progress is not None and progress.is_amid_layers for progress in senders)
+
     def by_group(self) -> list[Step]:
         """One step for each group, for when all together do not fit. Copies are left to the caller."""
         return [

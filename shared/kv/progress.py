@@ -57,6 +57,12 @@ class Progress:
                 self._partly = (num_computed, num_layers)
                 self._changed.notify_all()
 
+    @property
+    def is_amid_layers(self) -> bool:
+        """Whether the sender was told of layers of a chunk that has not run to its end: it may be reading them."""
+        with self._changed:
+            return self._partly[0] > self._num_computed
+
     def finish(self, first_tokens: Sequence[int], finished: Sequence[bool]) -> None:
         """The first tokens are sampled; KV of the whole prompt can be read."""
         first = FirstTokens(tuple(first_tokens), tuple(finished))

@@ -14,6 +14,7 @@ from shared.engine.engine import Engine
 from shared.engine.sequence import Admitted, Mode
 from shared.engine.step import Chunk, Step
 from shared.errors import EngineFault, Overloaded
+from shared.kv.progress import Progress
 from shared.wire import First
 from tests.unit.shared.engine.conftest import MakeEngine
 from tests.unit.shared.engine.helpers import (
@@ -116,6 +117,53 @@ def test_only_who_is_too_large_alone_fails_for_want_of_memory(make_engine: MakeE
     assert Overloaded is type(large.error())
     assert {0: [2, 3, 4, 5], 1: [2, 3, 4, 5]} == tokens_of(small.rest())
     for client in (small, large):
+        engine.release(client.group)
+    assert not engine.is_broken
+
+
+class TellingRunner(GreedyRunner):
+    """Tells senders of a layer of their prompts' last chunks before it runs out of memory; notes what it runs.
+
+    Its first step lasts until `begin` is set, so that what is submitted meanwhile runs together.
+    """
+
+    def __init__(self) -> None:
+        self.begin = threading.Event()
+        self.ran: list[list[int]] = []
+
+    def run(self, step: Step) -> Tensor:
+        assert self.begin.wait(WAIT_S)
+        self.ran.append([group.token_ids[0] for group in step.groups])
+        for chunk in step.chunks:
+            if chunk.is_last and chunk.group.progress is not None:
+                chunk.group.progress.advance_layers(chunk.end, 1)
+        return super().run(step)
+
+
+def test_kv_that_is_being_sent_is_not_written_again(make_engine: MakeEngine) -> None:
+    """Who was told of layers fails, retryably, and only the others are run alone.
+
+    It used to be run again too: its KV, maybe rounded otherwise, over the one that was travelling.
+    """
+    runner = TellingRunner()
+    engine = make_engine(runner, chunk_size=6)
+    told = Client(make_work([1, 2]), Mode.PREFILL, progress=Progress(marks=(1,)))
+    untold = Client(make_work([2, 3]), Mode.PREFILL, progress=Progress())
+    large = Client(make_work([7, 8]))
+    before = Client(make_work([5], max_tokens=1))
+    engine.submit(before.group)
+    before.take(Admitted)
+    for client in (told, untold, large):
+        engine.submit(client.group)
+    runner.begin.set()
+
+    error = told.error()
+    assert (Overloaded, True) == (type(error), error.retryable)
+    assert Overloaded is type(large.error())
+    untold.take(Admitted)
+    assert [2] == [token.token_id for token in untold.take(First).tokens]
+    assert [[5], [1, 2, 7], [2], [7]] == runner.ran
+    for client in (before, told, untold, large):
         engine.release(client.group)
     assert not engine.is_broken
 

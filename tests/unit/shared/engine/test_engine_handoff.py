@@ -26,6 +26,8 @@ WINNER = VOCAB - 1
 class Recorder:
     """What a sender is told."""
 
+    is_amid_layers = False
+
     def __init__(self) -> None:
         self.told: list[object] = []
 

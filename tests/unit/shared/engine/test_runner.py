@@ -192,6 +192,8 @@ def test_an_unwanted_step_stops_between_two_layers(tiny: TinyModel) -> None:
 class LayersSeen:
     """A sender's progress that looks at the cache whenever it is told of a layer."""
 
+    is_amid_layers = False
+
     def __init__(self, bench: Bench, group: Group) -> None:
         self._cache = bench.cache
         self._group = group
