@@ -10,13 +10,17 @@ from collections.abc import Iterator
 
 from xxhash import xxh3_64_intdigest
 
-from shared.errors import DigestMismatch, EngineFault
+from shared.errors import DigestMismatch
 from shared.kv.manifest import Chunk
 from shared.kv.pieces import BATCH_BYTES, Batch
 from shared.kv.quant import NotFinite, Quantised
 from shared.kv.quant_layout import QuantLayout
 from shared.kv.shape import Kind
 from shared.kv.source import KvSink, KvSource, Scattered
+
+
+class CannotQuantise(Exception):
+    """KV has numbers that no code stands for; exact, it can be sent. Within the sender alone."""
 
 
 class QuantChunk:
@@ -44,13 +48,13 @@ class QuantChunk:
             yield Batch(first, last, *self._chunk, (last - first) * self._tensor_bytes)
 
     def copy_out(self, batch: Batch, into: memoryview) -> None:
-        """Quantise a batch into one buffer of its length, and digest it. Raises EngineFault: KV is not finite."""
+        """Quantise a batch into one buffer of its length, and digest it. Raises CannotQuantise."""
         try:
             for (layer, kind), quantised in self._quantised(batch, into):
                 self._quantise(layer, kind, quantised)
                 self._digest(quantised)
         except NotFinite as exc:
-            raise EngineFault(str(exc)) from exc
+            raise CannotQuantise(str(exc)) from exc
 
     def copy_in(self, batch: Batch, content: memoryview) -> None:
         """Digest a batch in one buffer, and dequantise it to where it belongs. Raises DigestMismatch."""

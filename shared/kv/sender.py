@@ -14,12 +14,15 @@ from shared.kv.connections import ConnectionPool
 from shared.kv.layout import BlobLayout
 from shared.kv.outgoing import OutgoingPut, Send, SendTimeouts, Stale
 from shared.kv.progress import Progress
+from shared.kv.quant_chunk import CannotQuantise
+from shared.kv.quant_layout import blob_layout
 from shared.kv.stream import Interrupted
 from shared.kv.ticket import Ticket, ticket_of
 from shared.kv.transports.base import Connection, Transport, TransportUnavailable
 from shared.wire import Sent
 
 _AVOID_S = 60.0
+_MAX_LAST_WORD_BYTES = 64 * 1024
 
 
 class KvSender:
@@ -48,7 +51,7 @@ class KvSender:
         with _foreign_errors(send.progress):
             for transport, address in self._ways(ticket, send.handoff.transports):
                 try:
-                    return self._send_over(transport, address, send, send.layout(transport))
+                    return self._send_agreed(transport, address, send)
                 except (TransportUnavailable, TransportFailed, _CouldNotConnect) as exc:
                     failure = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
                     if isinstance(exc, TransportFailed):
@@ -71,6 +74,13 @@ class KvSender:
             if transport.name in offered and (address := transport.address(ticket)) is not None
         ]
         return sorted(ways, key=lambda way: self._is_avoided(way[0].name, way[1]))
+
+    def _send_agreed(self, transport: Transport, address: str, send: Send) -> Sent:
+        """Quantised if that is agreed; exact after all if this KV cannot be. Raises as `_send_over`."""
+        try:
+            return self._send_over(transport, address, send, send.layout(transport))
+        except CannotQuantise:
+            return self._send_over(transport, address, send, blob_layout(send.manifest))
 
     def _send_over(self, transport: Transport, address: str, send: Send, layout: BlobLayout) -> Sent:
         """Over a kept connection, or a new one. Raises _CouldNotConnect, TransportUnavailable."""
@@ -100,6 +110,9 @@ class KvSender:
                 put = OutgoingPut(connection, send, layout, self._timeouts)
                 answer = put.run(kept=kept)
                 stats = put.stats(key[0])
+        except CannotQuantise:
+            self._break_off(connection)
+            raise
         except BaseException:
             connection.close()
             raise
@@ -108,6 +121,12 @@ class KvSender:
         else:
             connection.close()
         return stats
+
+    def _break_off(self, connection: Connection) -> None:
+        """Close when the peer has noticed: until then the reservation takes no other PUT."""
+        connection.stream.end_sending()
+        connection.stream.drain(_MAX_LAST_WORD_BYTES, time.monotonic() + self._timeouts.io_s)
+        connection.close()
 
     def _is_avoided(self, transport: str, address: str) -> bool:
         return time.monotonic() < self._avoided_until.get((transport, address), 0.0)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.errors import DigestMismatch, EngineFault, ManifestMismatch
+from shared.errors import DigestMismatch, ManifestMismatch
 from shared.kv.layout import total_bytes_bounds
 from shared.kv.manifest import MAX_CHUNKS, MAX_QUANTISED_TOKENS, Expected, Manifest, plan_chunks
 from shared.kv.outgoing import Send
@@ -155,14 +155,26 @@ def test_exact_kv_is_welcome_where_quantised_kv_is() -> None:
     assert (None, source.content()) == (received.kv_wire, sink.content())
 
 
-def test_kv_that_is_not_finite_is_a_fault_of_the_sender() -> None:
-    """It cannot be quantised, so it is not sent."""
-    shape = KvShape(1, 1, 4, "F32")
-    pool = pool_of_numbers(shape, 5)
-    for view in pool.views().views(0, "k", 4, 5):
-        np.frombuffer(view, np.float32)[1] = np.nan
-    with pytest.raises(EngineFault, match="not finite"):
-        encode(manifest_for(wanting("int8", shape, 5)).quantised("int8"), pool)
+@pytest.mark.parametrize("number", [np.float32(1e9), np.float32("inf"), np.float32("nan")], ids=str)
+def test_kv_that_cannot_be_quantised_is_sent_exact(listen: Listen, number: np.float32) -> None:
+    """A number beyond float16 late in the prompt: broken off, and sent again as it is; the request used to fail."""
+    shape = KvShape(num_layers=2, num_kv_heads=2, head_dim=4, dtype="F32")
+    want = wanting("int8", shape, 300)
+    source, book = pool_of_numbers(shape, 300), reservation(want)
+    for view in source.views().views(1, "k", 299, 300):
+        np.frombuffer(view, np.float32)[1] = number
+    listening = listen(book)
+    handoff = granted(listening.listener.offer("127.0.0.1")).model_copy(update={"kv_wire": "int8"})
+    manifest = replace(manifest_for(want, chunk_size=64), kv_wire=None)
+    with closing(sender_over("tcp")) as sender:
+        sent = sender.send(Send(handoff, "r1", manifest, source.views(), finished(), kv_wire="int8"))
+
+    assert ("tcp", None) == (sent.transport, sent.kv_wire)
+    assert source.content() == book.pool.content()
+    for _ in range(2):
+        listening.next_report()
+    assert [400, 200] == [report.status for report in listening.reports]
+    assert (2, 2) == (book.num_claims, book.num_releases)
 
 
 def test_long_chunks_are_cut() -> None:
