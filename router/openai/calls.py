@@ -18,11 +18,15 @@ def call_delta(call: CallDelta) -> dict[str, Any]:
 
 def whole_calls(calls: Iterable[CallDelta]) -> list[dict[str, Any]]:
     """All pieces of a choice's calls, put together."""
-    whole: list[dict[str, Any]] = []
+    heads: list[CallDelta] = []
+    arguments: list[list[str]] = []
     for call in calls:
         if call.name is not None:
-            function = {"name": call.name, "arguments": call.arguments}
-            whole.append({"id": call.id, "type": "function", "function": function})
+            heads.append(call)
+            arguments.append([])
         else:
-            whole[call.index]["function"]["arguments"] += call.arguments
-    return whole
+            arguments[call.index].append(call.arguments)
+    return [
+        {"id": head.id, "type": "function", "function": {"name": head.name, "arguments": "".join(pieces)}}
+        for head, pieces in zip(heads, arguments, strict=True)
+    ]

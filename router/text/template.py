@@ -7,6 +7,7 @@ decided by router.text.conversation. This file only finds, compiles and runs the
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -154,29 +155,29 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """As transformers has it: jinja2's own filter would escape <, > and & for HTML."""
-    numbers: dict[str, str] = {}
+    mark = secrets.token_hex(16)
+    spellings: list[str] = []
     text = json.dumps(
-        _without_spelled(value, numbers),
+        _without_spelled(value, mark, spellings),
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
     )
-    for mark, spelling in numbers.items():
-        text = text.replace(f'"{mark}"', spelling)
-    return text
+    if not spellings:
+        return text
+    return re.sub(f'"{mark}([0-9]+)"', lambda match: spellings[int(match[1])], text)  # one pass for all
 
 
-def _without_spelled(value: Any, numbers: dict[str, str]) -> Any:
-    """`value` with a mark of its own, kept in `numbers`, for each SpelledNumber; json has no hook for them."""
+def _without_spelled(value: Any, mark: str, spellings: list[str]) -> Any:
+    """`value` with `mark` and its place in `spellings` for each SpelledNumber; json has no hook for them."""
     if isinstance(value, SpelledNumber):
-        mark = secrets.token_hex(16)
-        numbers[mark] = str(value)
-        return mark
+        spellings.append(str(value))
+        return f"{mark}{len(spellings) - 1}"
     if isinstance(value, dict):
-        return {key: _without_spelled(item, numbers) for key, item in value.items()}
+        return {key: _without_spelled(item, mark, spellings) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_spelled(item, numbers) for item in value]
+        return [_without_spelled(item, mark, spellings) for item in value]
     return value
 
 

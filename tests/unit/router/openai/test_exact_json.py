@@ -34,6 +34,13 @@ def test_numbers_are_written_as_they_were_read(spelling: str) -> None:
     assert f'{{"x": [{{"y": {spelling}, "z": "{spelling}"}}]}}|{spelling}' == template.render([value])
 
 
+def test_a_long_list_of_spelled_numbers_is_written_at_once() -> None:
+    """Each number once cost a pass over the whole text: such a request held its thread for an hour."""
+    text = f"[{', '.join(f'{number}.10' for number in range(100_000))}]"
+
+    assert text == ChatTemplate({"default": "{{ messages[0] | tojson }}"}).render([exact_json.loads(text)])
+
+
 def test_ordinary_values_are_python_s_own() -> None:
     """What loses nothing stays plain, for templates that compute with it."""
     text = '{"a": [1, -2.5, true, null, "é"], "b": {}}'
