@@ -56,6 +56,11 @@ class Leg(Generic[E]):
         """Was its error told by the worker itself, not caused by its connection?"""
         return self._stream.reported
 
+    @property
+    def over(self) -> bool:
+        """It has ended or failed: nothing more comes of it."""
+        return self._is_over
+
     async def __aenter__(self) -> Self:
         self._stream = self._open_stream(self._inbox.tell)
         self._lease.__enter__()

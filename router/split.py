@@ -50,10 +50,12 @@ class SplitTry:
         ):
             course.first(prefill, self._group, opening, way)
             if course.unfinished(self._group):
-                await self._follow(prefill, decode)
+                is_told = await self._follow(prefill, decode)
                 course.ended(way)
             else:
+                is_told = True
                 course.ended(way)
+            if is_told and not prefill.over:
                 await self._prefill_done(prefill)
 
     @asynccontextmanager
@@ -148,13 +150,16 @@ class SplitTry:
         except LegFailed:
             return
 
-    async def _follow(self, prefill: Leg[PrefillEvent], decode: Leg[DecodeEvent]) -> None:
-        """Relay decode's tokens until it has finished and the transfer is accounted for."""
+    async def _follow(self, prefill: Leg[PrefillEvent], decode: Leg[DecodeEvent]) -> bool:
+        """Relay decode's tokens until it has finished; True once the transfer is accounted for as well.
+
+        False: prefill is lost with its account, or silent for too long.
+        """
         settings, course = self._fleet.settings, self._course
         finish: Finish | None = None
         finished_at = 0.0
-        sent_known = injected = False
-        while finish is None or not sent_known:
+        sent_known = injected = prefill_lost = False
+        while finish is None or not (sent_known or prefill_lost):
             if finish is not None:
                 limit_s = SENT_WAIT_S
             else:
@@ -166,7 +171,7 @@ class SplitTry:
                     arrival = await self._inbox.take(limit_s, prefill if finish is not None else decode)
             except LegFailed as exc:
                 if exc.leg is prefill and injected:
-                    sent_known = True  # it is lost with its account, but decode has all that it needs
+                    prefill_lost = True  # with its account, but decode has all that it needs
                     continue
                 if exc.leg is prefill and could_not_send(exc):
                     raise LegFailed(decode, exc.error) from exc
@@ -195,6 +200,7 @@ class SplitTry:
         way.stages.decode_queue = finish.decode_queue_s
         way.stages.decode = finish.decode_s
         way.left(finished_at)
+        return sent_known and not prefill_lost
 
     def _account(self, sent: Sent) -> None:
         self._way.injected()

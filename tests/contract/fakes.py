@@ -99,7 +99,7 @@ class SameLoopServer(uvicorn.Server):
 class FakeWorker:
     """One worker. `hooks[point]` is awaited when a request gets there; it may wait, raise, or kill the worker.
 
-    Points: decode reserve, reserved, injected, token, finish; prefill received, first, send, done.
+    Points: decode reserve, reserved, injected, token, finish; prefill received, first, send, sent, done.
     """
 
     def __init__(self, role: Role, name: str, peers: dict[str, FakeWorker], **changes: Any) -> None:
@@ -115,7 +115,7 @@ class FakeWorker:
         self.stopped: list[StopChoices] = []
         self.seen: Counter[str] = Counter()
         self.num_live = 0
-        self.num_connections_opened = 0
+        self.callers: set[tuple[str, int]] = set()  # a port of theirs for each connection with work
         self.injections: dict[str, asyncio.Future[Work]] = {}
         self._ids = itertools.count()
         self._moved = asyncio.Condition()
@@ -210,11 +210,13 @@ class FakeWorker:
         @app.post("/v1/decode")
         async def decode(request: Request) -> Response:
             body = parse_json(await read_body(request, limit_bytes=2**20, timeout_s=5), DecodeRequest)
+            self.callers.add(request.scope["client"])
             return OwnedStream(DecodeRun(self, body), NDJSON)
 
         @app.post("/v1/prefill")
         async def prefill(request: Request) -> Response:
             body = parse_json(await read_body(request, limit_bytes=2**20, timeout_s=5), PrefillRequest)
+            self.callers.add(request.scope["client"])
             return OwnedStream(PrefillRun(self, body), NDJSON)
 
         @app.post("/v1/decode/stop")
@@ -330,6 +332,7 @@ class PrefillRun(Run):
         if self.work.handoff is not None and any(t.finish_reason is None for t in first.tokens):
             await self.worker.at("send", self.work)
             self.worker.peers[self.work.handoff.kv_url].inject(self.work.handoff, self.work)
+            await self.worker.at("sent", self.work)
             num_bytes = KV_BYTES_PER_TOKEN * len(self.work.token_ids)
             sent = Sent(
                 transport="tcp",

@@ -90,16 +90,37 @@ async def test_end_at_the_first_token_drops_the_reservation(cluster: ClusterMake
         assert 1 == c.prefills[0].seen["done"]
 
 
-async def test_connections_are_reused(cluster: ClusterMaker) -> None:
-    """Answers that end well leave their connections for the next request."""
-    async with cluster() as c:
+@pytest.mark.parametrize("max_tokens", [1, 2, 6])
+@pytest.mark.parametrize("last", ["decode", "prefill"])
+async def test_connections_are_reused(cluster: ClusterMaker, max_tokens: int, last: str) -> None:
+    """Answers that end well leave both connections for the next request, whichever of the workers ends last.
+
+    Prefill's once was thrown away after short answers: its last word was left unread.
+    """
+    answered = asyncio.Event()
+    async with cluster(health_interval_s=60) as c:
+        [prefill], [decode] = c.prefills, c.decodes
+
+        async def after_decode(_: Work) -> None:
+            await decode.until(lambda w: w.num_live == 0)
+
+        async def after_prefill(_: Work) -> None:
+            await prefill.until(lambda w: w.num_live == 0)
+
+        async def after_the_answer(_: Work) -> None:
+            await answered.wait()
+
+        if last == "prefill":
+            prefill.hooks |= {"sent": after_decode, "done": after_the_answer}
+        else:
+            decode.hooks["finish"] = after_prefill
         for _ in range(5):
-            async with c.dispatcher.relay(job()) as relay:
-                await answer(relay)
+            answered.clear()
+            async with c.dispatcher.relay(job(max_tokens=max_tokens)) as relay:
+                assert expected(20, max_tokens) == await answer(relay)
+            answered.set()
             await c.quiet()
-        for worker in c.workers:
-            assert worker._server is not None
-            assert 2 >= len(worker._server.server_state.connections)
+        assert [1, min(max_tokens - 1, 1)] == [len(worker.callers) for worker in c.workers]
 
 
 async def test_stop_of_one_choice_reaches_the_worker(cluster: ClusterMaker) -> None:
