@@ -25,9 +25,8 @@ class Offload:
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
         self._turn = asyncio.Lock()
-        self._num_in_threads = 0
-        self._threads = _Threads(settings.text_threads, "text")
-        self._long_threads = _Threads(settings.text_threads, "long-text")
+        self._threads = _Threads(settings, "text")
+        self._long_threads = _Threads(settings, "long-text")
 
     def is_long(self, size: int) -> bool:
         """Whether work on so many bytes belongs into a thread."""
@@ -44,19 +43,10 @@ class Offload:
     async def in_thread(self, size: int, work: Callable[[], T]) -> T:
         """`work()` in a thread for texts of `size` bytes. A cancelled caller takes it back while it waits.
 
-        Raises Overloaded if too much waits already.
+        Raises Overloaded if too much of its kind waits already.
         """
-        if self._num_in_threads >= 2 * self._settings.text_threads + self._settings.max_text_queued:
-            raise Overloaded(
-                "too many long requests wait to be read", retry_after_s=self._settings.retry_after_s
-            )
         is_very_long = size > VERY_LONG * self._settings.offload_chars
-        threads = self._long_threads if is_very_long else self._threads
-        self._num_in_threads += 1
-        try:
-            return await threads.run(work)
-        finally:
-            self._num_in_threads -= 1
+        return await (self._long_threads if is_very_long else self._threads).run(work)
 
     def close(self) -> None:
         """Take no more; what runs ends by itself."""
@@ -67,16 +57,35 @@ class Offload:
 class _Threads:
     """Work waits outside the executor, whose queue would keep what was taken back, bodies and all."""
 
-    def __init__(self, number: int, name: str) -> None:
-        self._executor = ThreadPoolExecutor(number, thread_name_prefix=name)
-        self._free = asyncio.Semaphore(number)
+    def __init__(self, settings: RouterSettings, name: str) -> None:
+        self._settings = settings
+        self._executor = ThreadPoolExecutor(settings.text_threads, thread_name_prefix=name)
+        self._free = asyncio.Semaphore(settings.text_threads)
+        self._num_waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What is running when the caller is cancelled runs on, and keeps its thread until it is through."""
-        await self._free.acquire()
+        """What is running when the caller is cancelled runs on, and keeps its thread until it is through.
+
+        Raises Overloaded.
+        """
+        if self._free.locked() and self._num_waiting >= self._settings.max_text_queued:
+            raise Overloaded(
+                "too many long requests wait to be read", retry_after_s=self._settings.retry_after_s
+            )
+        self._num_waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._num_waiting -= 1
         running = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        running.add_done_callback(lambda _: self._free.release())
-        return await asyncio.shield(running)
+        running.add_done_callback(self._through)
+        await asyncio.wait({running})
+        return running.result()
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _through(self, running: asyncio.Future[T]) -> None:
+        self._free.release()
+        if not running.cancelled():
+            running.exception()  # NOTE: asyncio logs one that nobody looks at, as after a caller has gone

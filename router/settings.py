@@ -77,7 +77,10 @@ class RouterSettings(CommonSettings):
         2, ge=1, le=64, description="Threads for such requests; as many more for those 16 times as long."
     )
     max_text_queued: int = Field(
-        64, ge=0, le=100_000, description="Such requests that may wait for a thread; more are answered 429."
+        64,
+        ge=0,
+        le=100_000,
+        description="Requests of each of these kinds that may wait; more are answered 429.",
     )
 
     health_interval_s: float = Field(2.0, gt=0, le=300, description="Seconds between two looks at a worker.")

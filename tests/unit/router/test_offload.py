@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
 from router.offload import VERY_LONG, Offload
 from router.settings import RouterSettings
-from shared.errors import Overloaded
+from shared.errors import InvalidRequest, Overloaded
 
 SHORT, LONG, GIANT = 10, 200, 100 * VERY_LONG + 1
 
@@ -61,17 +63,50 @@ async def test_giant_texts_hold_up_nothing_else(offload: Offload) -> None:
 
 
 async def test_only_so_many_wait(offload: Offload) -> None:
-    """Four may run and three wait; the next one is told to come again, until there is room."""
+    """Two run and three wait; the next one is told to come again, until there is room.
+
+    Those of the other kind are no part of that: giants once kept everybody out of the threads for long texts.
+    """
     stuck = Stuck()
-    tasks = [asyncio.create_task(offload.in_thread(GIANT, stuck)) for _ in range(7)]
+    tasks = [asyncio.create_task(offload.in_thread(GIANT, stuck)) for _ in range(5)]
     try:
         await stuck.until_begun(2)
         with pytest.raises(Overloaded):
-            await offload.in_thread(LONG, lambda: None)
+            await offload.in_thread(GIANT, lambda: None)
+        assert ["long"] * 4 == await asyncio.gather(
+            *(offload.in_thread(LONG, lambda: "long") for _ in range(4))
+        )
     finally:
         stuck.go.set()
     await asyncio.gather(*tasks)
+    assert await offload.in_thread(GIANT, lambda: True)
+
+
+async def test_a_failure_whose_caller_has_gone_is_nobody_s(offload: Offload) -> None:
+    """A bad request whose client left as it failed was once logged as an exception never retrieved."""
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+
+    def leave(task: asyncio.Task[None], turns: int) -> None:
+        if turns:
+            loop.call_soon(leave, task, turns - 1)
+        else:
+            task.cancel()
+
+    callers: list[asyncio.Task[None]] = []
+
+    def fail(turns: int) -> None:
+        loop.call_soon_threadsafe(leave, callers[-1], turns)
+        raise InvalidRequest("it is not read any more")
+
+    for turns in range(40):  # of the loop, from just before the failure to the caller's leaving
+        callers.append(asyncio.create_task(offload.in_thread(LONG, partial(fail, turns % 8))))
+        await asyncio.gather(callers[-1], return_exceptions=True)
+    callers.clear()
     assert await offload.in_thread(LONG, lambda: True)
+    gc.collect()
+    assert [] == told
 
 
 async def test_work_whose_caller_has_gone_is_never_begun(offload: Offload) -> None:
