@@ -72,7 +72,8 @@ class Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """May another request go out on it?"""
-        return self._complete and self._keeps_alive and not self._is_choked and self._failure is None
+        is_at_rest = self._complete and not self._is_choked and not self._is_paused
+        return is_at_rest and self._keeps_alive and self._failure is None
 
     def send(self, content: bytes, tell: Callable[[], None]) -> None:
         """Send a whole request. `tell` is called whenever `head` or `take` has news, be it a failure."""

@@ -186,6 +186,17 @@ async def test_a_connection_that_the_worker_does_not_keep_is_not_kept_here() -> 
         assert connections.kept() is None
 
 
+async def test_a_connection_that_is_not_read_from_is_not_kept() -> None:
+    """A long body that nobody took once left one that would never have brought the next answer."""
+    async with serving(saying(b"")) as connections:
+        connection = await connections.fresh()
+        connection.send(REQUEST, lambda: None)
+        size = MAX_UNREAD_BYTES + 1
+        connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)
+        connections.give(connection)
+        assert connections.kept() is None
+
+
 async def test_a_head_without_an_end_is_bounded() -> None:
     """It is given up at its longest, not collected for ever."""
     async with serving(saying(b"HTTP/1.1 200 OK\r\na: " + b"b" * 2 * MAX_HEAD_BYTES)) as connections:
