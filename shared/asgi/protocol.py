@@ -90,8 +90,18 @@ class BoundedHttp(HttpToolsProtocol):
         """Refuse and hang up; without a word if an answer is being written, which it would only garble.
 
         Where it is a body that is broken, its request may be running: for that one the client has gone.
+        What is broken behind a whole request is none of that one's business: it is answered, then comes the end.
         """
         cycle: RequestResponseCycle | None = self.cycle  # NOTE: None before the first request
+        if (
+            self._running is not None
+            and not self._running.response_complete
+            and self._is_whole(self._running)
+        ):
+            self._is_full = True
+            self._running.keep_alive = False
+            self.pipeline.clear()
+            return
         is_unanswered = cycle is self._running and cycle is not None and not cycle.response_started
         if is_unanswered and cycle is not None:
             cycle.disconnected = True
@@ -102,6 +112,10 @@ class BoundedHttp(HttpToolsProtocol):
             body = bytes(answer.body)
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n" + head + b"\r\n" + body)
         self.transport.close()
+
+    def _is_whole(self, cycle: RequestResponseCycle) -> bool:
+        """Has all of its body come?"""
+        return cycle is not self.cycle or not cycle.more_body
 
     @property
     def _is_offer(self) -> bool:

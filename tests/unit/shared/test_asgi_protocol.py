@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterator
 
@@ -24,6 +25,12 @@ def server() -> Iterator[ServerThread]:
     @app.post("/echo")
     async def echo(request: Request) -> Response:
         return Response(request.method.encode() + b" " + await request.body())
+
+    @app.post("/late")
+    async def late(request: Request) -> Response:
+        for _ in range(100):  # turns of the loop, in which all that was sent is read
+            await asyncio.sleep(0)
+        return await echo(request)
 
     @app.get("/stream")
     async def stream() -> StreamingResponse:
@@ -67,6 +74,19 @@ def test_pipelined_requests_are_answered_in_order(server: ServerThread) -> None:
         send_request(sock, "GET", "/", headers={"Connection": "close"})
         answer = read_until(sock, b"nothing but the end")
     assert 2 == answer.count(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.parametrize("path", ["/echo", "/late"])
+def test_garbage_behind_a_request_is_not_its_answer(server: ServerThread, path: str) -> None:
+    """The request is answered, then the connection ends; it was once cancelled, and had the garbage's 400."""
+    with connect(server) as sock:
+        sock.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab".encode() + b"NOT HTTP\r\n\r\n"
+        )
+        answer = read_until(sock, b"nothing but the end")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"POST ab")
+    assert 1 == answer.count(b"HTTP/1.1")
 
 
 OFFER = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAA"}
