@@ -10,7 +10,7 @@ import structlog
 
 from router.app import create_app
 from router.checkpoint import Checkpoint
-from router.keys import load_keys
+from router.keys import is_open_to_others, load_keys
 from router.settings import RouterSettings
 from router.text.template import BadTemplate
 from router.text.tokenizer import BadTokenizer
@@ -35,6 +35,10 @@ def main(environ: Mapping[str, str], known: frozenset[str] = frozenset()) -> int
         print(f"handoff router: {exc}", file=sys.stderr)  # noqa: T201 - before there is a log
         return BAD_SETTINGS
     begin(settings, service="router")
+    if is_open_to_others(settings.host, keys):
+        _log.warning(
+            "open_to_anybody", host=settings.host, reason="neither HANDOFF_API_KEY nor a file of keys"
+        )
     cache_dir = settings.cache_dir or default_cache_dir(environ)
     try:
         folder = ensure_tokenizer(settings.model, cache_dir, lambda line: _log.info("model", step=line))

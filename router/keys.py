@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 
 from router.settings import RouterSettings
@@ -21,6 +23,16 @@ def load_keys(settings: RouterSettings) -> tuple[str, ...]:
     if settings.api_key_file is not None:
         keys += _read(settings.api_key_file)
     return tuple(dict.fromkeys(keys))
+
+
+def is_open_to_others(host: str, keys: Sequence[str]) -> bool:
+    """May anybody beyond this machine use the API? host: the address to listen on; a name may be any."""
+    if keys or host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
 
 
 def _read(path: Path) -> list[str]:

@@ -104,11 +104,15 @@ def get_model(model: str, host: Host, environ: Mapping[str, str], display: Displ
 
 
 def curl_line(url: str, model: str, *, with_key: bool) -> str:
-    """A command to paste into a shell: one greedy chat completion, response headers shown."""
+    """A command to paste into a shell: one greedy chat completion, response headers shown.
+
+    with_key: a line before it says to set the key in that shell, which may not have it; none is ever shown.
+    """
     body = {"model": model, "messages": [{"role": "user", "content": _QUESTION}], "temperature": 0}
     words = ["curl", "-i", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json"]
     key = ' -H "Authorization: Bearer $HANDOFF_API_KEY"' if with_key else ""
-    return f"{shlex.join(words)}{key} -d {shlex.quote(json.dumps(body))}"
+    first = "export HANDOFF_API_KEY=YOUR_KEY\n" if with_key else ""
+    return f"{first}{shlex.join(words)}{key} -d {shlex.quote(json.dumps(body))}"
 
 
 def worker_urls(environ: Mapping[str, str]) -> str:

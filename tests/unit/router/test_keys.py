@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,31 @@ def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     """With the reason."""
     with pytest.raises(BadSettings, match="No such file"):
         load_keys(settings(API_KEY_FILE=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "expected"),
+    [
+        ("0.0.0.0", "", True),
+        ("::", "", True),
+        ("192.0.2.1", "", True),
+        ("a-name", "", True),
+        ("0.0.0.0", "key-a-0123456789", False),
+        ("127.0.0.1", "", False),
+        ("::1", "", False),
+        ("localhost", "", False),
+    ],
+)
+def test_an_open_api_is_told_at_the_start(tmp_path: Path, host: str, key: str, expected: bool) -> None:
+    """An empty key, as compose files give it, means none: who serves others without one reads it in the log."""
+    environ = {"HANDOFF_HOST": host, "HANDOFF_API_KEY": key, "HANDOFF_DECODE_URLS": "http://127.0.0.1:9"}
+    environ |= {"HANDOFF_SECRET": "s" * 32, "HANDOFF_MODEL": str(tmp_path / "none")}  # it ends after the look
+    environ["HANDOFF_CACHE_DIR"] = str(tmp_path)
+
+    process = subprocess.run(
+        [sys.executable, "-m", "router"], env=environ, capture_output=True, text=True, timeout=60
+    )
+
+    output = process.stdout + process.stderr
+    assert '"no_model"' in output
+    assert expected == ('"open_to_anybody"' in output)

@@ -76,20 +76,25 @@ def test_a_model_that_is_none_is_one_line(capfd: pytest.CaptureFixture[str], tmp
     assert errors.startswith(f"handoff up: {tmp_path} is no checkpoint folder")
 
 
-def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
-    """Pasted into a shell it sends the JSON that was meant, whatever the model is called."""
-    line = curl_line("http://127.0.0.1:8000", "it's $HOME `x`", with_key=False)
+def pasted(tmp_path: Path, text: str) -> list[str]:
+    """What curl is told by a shell, with an empty environment, that `text` is pasted into."""
     script = tmp_path / "curl"
     script.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     script.chmod(0o755)
     shell = subprocess.run(
-        ["bash", "-c", line],
+        ["bash", "-c", text],
         env={"PATH": str(tmp_path)},
         executable="/bin/bash",
         capture_output=True,
         check=True,
     )
-    words = json.loads(shell.stdout)
+    words: list[str] = json.loads(shell.stdout)
+    return words
+
+
+def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:
+    """Pasted into a shell it sends the JSON that was meant, whatever the model is called."""
+    words = pasted(tmp_path, curl_line("http://127.0.0.1:8000", "it's $HOME `x`", with_key=False))
     assert ["-i", "http://127.0.0.1:8000/v1/chat/completions"] == words[:2]
     assert {
         "model": "it's $HOME `x`",
@@ -107,9 +112,13 @@ def test_workers_are_told_by_role_and_url() -> None:
     )
 
 
-def test_the_curl_line_names_the_key_but_does_not_show_it() -> None:
-    """The shell fills it in."""
-    assert '-H "Authorization: Bearer $HANDOFF_API_KEY"' in curl_line("http://x", "m", with_key=True)
+def test_the_curl_line_works_with_a_key_that_only_the_server_has(tmp_path: Path) -> None:
+    """It is not shown: the user is asked to put it in. The line alone once sent an empty key."""
+    text = curl_line("http://x", "m", with_key=True)
+    assert 1 == text.count("YOUR_KEY")
+    assert "Authorization: Bearer key-0123456789" in pasted(
+        tmp_path, text.replace("YOUR_KEY", "key-0123456789")
+    )
 
 
 # Serves one fake that answers as a router does, through the same function as the real ones.
