@@ -22,6 +22,8 @@ from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed, Registr
 NUM_SLOTS = 8
 SLOT_BYTES = 512 * 1024
 
+LANDING_BYTES = NUM_SLOTS * SLOT_BYTES
+
 _MAX_KEPT = 16
 _MAX_ASIDE = 64
 _MAX_IDLE_PEERS = 64
@@ -31,7 +33,7 @@ class Landing:
     """Registered memory that reads go to. Raises TransportUnavailable."""
 
     def __init__(self, agent: NixlAgent) -> None:
-        self._mapping = mmap.mmap(-1, NUM_SLOTS * SLOT_BYTES)
+        self._mapping = mmap.mmap(-1, LANDING_BYTES)
         self._view = memoryview(self._mapping)
         self.address = address_of(self._view)[0]
         self._registered: Registration = agent.register((self.address, len(self._view)))
@@ -62,14 +64,21 @@ class _Known:
 
 
 class NixlPeers:
-    """Of one listener. Thread-safe."""
+    """Of one listener. Thread-safe. Landing areas: one a connection, some kept for later, some set aside."""
 
     def __init__(self, agent: NixlAgent) -> None:
         self.agent = agent
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._kept: list[Landing] = []
+        self._num_landings = 0
         self._aside: deque[tuple[str, Landing, list[Read]]] = deque()
+
+    @property
+    def landing_bytes(self) -> int:
+        """Memory that reads go to: of connections, kept for later ones, and set aside."""
+        with self._lock:
+            return self._num_landings * LANDING_BYTES
 
     def take(self, metadata: bytes) -> tuple[str, Landing]:
         """A connection begins: the peer's name, and memory to read to. Raises ReadFailed, TransportUnavailable."""
@@ -86,7 +95,7 @@ class NixlPeers:
                 self.agent.forget(name)
                 name = self.agent.meet(metadata)
                 known.is_broken = False
-            landing = self._kept.pop() if self._kept else Landing(self.agent)
+            landing = self._kept.pop() if self._kept else self._new_landing()
             known.num_users += 1
             self._forget_oldest()
             return name, landing
@@ -105,6 +114,7 @@ class NixlPeers:
             while self._kept:
                 with suppress(TransportUnavailable):
                     self._kept.pop().close()
+                    self._num_landings -= 1
             for name, known in list(self._known.items()):
                 if not known.num_users:
                     self.agent.forget(name)
@@ -122,10 +132,16 @@ class NixlPeers:
             self._known[name].num_users -= 1
             self._keep(landing)
 
+    def _new_landing(self) -> Landing:
+        landing = Landing(self.agent)
+        self._num_landings += 1
+        return landing
+
     def _keep(self, landing: Landing) -> None:
         if len(self._kept) >= _MAX_KEPT:
             with suppress(TransportUnavailable):  # the library does not let it go: then it can still be used
                 landing.close()
+                self._num_landings -= 1
                 return
         self._kept.append(landing)
 

@@ -34,6 +34,7 @@ class Listening:
     def __init__(self, book: ReceiveBook, limits: ReceiveLimits, nixl: NixlAgent | None) -> None:
         self.reports: list[PutReport] = []
         self.reported = threading.Semaphore(0)
+        self.nixl = NixlPeers(nixl) if nixl else None
         self.listener = KvListener(
             "127.0.0.1",
             0,
@@ -42,7 +43,7 @@ class Listening:
             limits=limits,
             on_end=self._on_end,
             transports=("shm", "unix"),
-            nixl=NixlPeers(nixl) if nixl else None,
+            nixl=self.nixl,
         )
         self.listener.start()
         self.port = self.listener.port

@@ -11,8 +11,9 @@ import pytest
 from shared.kv.layout import BlobLayout
 from shared.kv.outgoing import Send
 from shared.kv.shape import KvShape
+from shared.kv.transports.nixl_peers import LANDING_BYTES, NixlPeers
 from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
-from tests.unit.shared.kv.conftest import Listen, SenderOver
+from tests.unit.shared.kv.conftest import Agents, Listen, SenderOver
 from tests.unit.shared.kv.transfer import TRANSPORTS, finished, granted, reservation
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=4, head_dim=64, dtype="BF16")
@@ -26,7 +27,10 @@ MOST_BYTES = 3 * 1024 * 1024
 def test_temporary_memory_is_bounded(
     listen: Listen, sender_to: SenderOver, chunk_size: int, block_size: int
 ) -> None:
-    """Both sides together need under 3 MiB beyond the pools for 32 MiB of KV, however it is cut and scattered."""
+    """Both sides together need under 3 MiB beyond the pools for 32 MiB of KV, however it is cut and scattered.
+
+    What is mapped does not count here: a segment of `shm`, the landing area of `nixl`. Of the latter there is one.
+    """
     want = expected(num_tokens=NUM_TOKENS, shape=SHAPE)
     book = reservation(want)
     listening = listen(book)
@@ -38,8 +42,24 @@ def test_temporary_memory_is_bounded(
         try:
             sender.send(Send(handoff, "r1", manifest, source.views(), finished()))
             _, peak_bytes = tracemalloc.get_traced_memory()
+            landing_bytes = listening.nixl.landing_bytes if listening.nixl else 0
         finally:
             tracemalloc.stop()
     assert NUM_TOKENS * SHAPE.bytes_per_token == BlobLayout(manifest).kv_bytes > 10 * MOST_BYTES
     assert peak_bytes < MOST_BYTES
+    assert (LANDING_BYTES if listening.nixl else 0) == landing_bytes
     assert threading.active_count() < 10
+
+
+def test_landing_areas_are_bounded(nixl: Agents) -> None:
+    """There is one a connection, of those that have ended 16 are kept, and none outlives all."""
+    metadata = nixl.sending.metadata()
+    peers = NixlPeers(nixl.receiving)
+    for num_open, num_used, num_left in ((1, 1, 1), (20, 20, 16), (3, 16, 16)):
+        taken = [peers.take(metadata) for _ in range(num_open)]
+        assert num_used * LANDING_BYTES == peers.landing_bytes
+        for name, landing in taken:
+            peers.give_back(name, landing, [], is_broken=False)
+        assert num_left * LANDING_BYTES == peers.landing_bytes
+    peers.close()
+    assert 0 == peers.landing_bytes
