@@ -103,7 +103,8 @@ class Reservation:
             for choice, token, ended in zip(self._group.choices, tokens, finished, strict=True)
             if not ended
         }
-        self._engine.received(self._group, going_on)
+        is_exact = received.kv_wire is None or not received.kv_bytes
+        self._engine.received(self._group, going_on, is_exact=is_exact)
 
     def _release(self) -> None:
         with self._lock:

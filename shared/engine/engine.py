@@ -89,10 +89,10 @@ class Engine:
                 return
         group.deliver(Failed(EngineFault(_STOPPED)))
 
-    def received(self, group: Group, first_tokens: dict[int, int]) -> None:
-        """KV of the prompt is verified and in the pool; go on from these first tokens (choice -> id)."""
+    def received(self, group: Group, first_tokens: dict[int, int], *, is_exact: bool = True) -> None:
+        """KV of the prompt is in the pool, exact or once quantised; go on from these first tokens (choice: id)."""
         at = self._clock()
-        self._post(lambda: self._received(group, first_tokens, at))
+        self._post(lambda: self._received(group, first_tokens, at, is_exact))
 
     def stop_choices(self, group: Group, choices: Sequence[int]) -> None:
         """These choices need no more tokens."""
@@ -283,10 +283,11 @@ class Engine:
             if not group.cancelled:
                 self._scheduler.add(group)
 
-    def _received(self, group: Group, first_tokens: dict[int, int], at: float) -> None:
+    def _received(self, group: Group, first_tokens: dict[int, int], at: float, is_exact: bool) -> None:
         if group.state is State.ENDED:
             return
         group.ready_at = at
+        group.is_exact = is_exact
         self._scheduler.received(group)
         going_on = first_tokens if group.work.max_new_tokens > 1 else {}
         self._scheduler.fork(group, {c: t for c, t in going_on.items() if c not in group.stopped})

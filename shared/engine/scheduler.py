@@ -151,7 +151,7 @@ class Scheduler:
         """The newest token of a sequence was run; its KV lies in the pool."""
         seq.num_computed += 1
         size = self.pool.block_size
-        if seq.num_computed % size == 0:
+        if seq.group.is_exact and seq.num_computed % size == 0:
             index = seq.num_computed // size - 1
             names = seq.group.block_names
             parent = seq.names[-1] if seq.names else (names[-1] if names else ROOT_HASH)
@@ -236,6 +236,9 @@ class Scheduler:
             seq.table[index] = fresh
 
     def _register_prompt(self, group: Group) -> None:
+        """Names stand for exact KV: else a request's tokens would depend on how an earlier one's KV had come."""
+        if not group.is_exact:
+            return
         for block, name in zip(
             group.blocks, group.block_names[: group.num_computed // self.pool.block_size], strict=False
         ):

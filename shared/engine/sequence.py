@@ -130,6 +130,7 @@ class Group:
     deliver: called on the engine thread with each Event, in order; must not block.
     stopped: choices that nobody wants any more, known before they run.
     grammar: where the next token of each choice stands, after what came in with the request.
+    is_exact: its KV was not quantised on the way. If it was, the prefix cache never learns of it.
     """
 
     work: Work
@@ -140,6 +141,7 @@ class Group:
     grammar: GrammarState | None = None
     state: State = State.WAITING
     cancelled: bool = False
+    is_exact: bool = True
     lease: Lease | None = None
     blocks: list[int] = field(default_factory=list)
     block_names: list[bytes] = field(default_factory=list)

@@ -153,6 +153,22 @@ def test_received_kv_is_found_by_the_next_request(make_engine: MakeEngine) -> No
         engine.release(client.group)
 
 
+def test_kv_that_was_quantised_is_not_found(make_engine: MakeEngine) -> None:
+    """Neither the prompt's blocks nor those of the answer that follows; both used to pass for exact ones."""
+    engine = make_engine(CountingRunner())
+    client = Client(make_work(range(10), max_tokens=10), Mode.RECEIVE)
+    engine.submit(client.group)
+    client.take(Admitted)
+    engine.received(client.group, {0: 10}, is_exact=False)
+    assert {0: list(range(11, 20))} == tokens_of(client.rest())
+    engine.release(client.group)
+
+    turn = Client(make_work(range(22)), Mode.RECEIVE)
+    engine.submit(turn.group)
+    assert 0 == turn.take(Admitted).cached_tokens
+    engine.release(turn.group)
+
+
 def test_an_answer_is_found_by_the_next_turn(make_engine: MakeEngine) -> None:
     """Blocks that decoding filled are cached like those of a prompt."""
     engine = make_engine(CountingRunner())
