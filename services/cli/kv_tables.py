@@ -76,7 +76,8 @@ def _facts(check: BlobCheck) -> Iterator[tuple[str, str]]:
     if check.saved is not None:
         saved = check.saved
         yield "request", f"{saved.work.request_id}, computed by {saved.worker} with {saved.model}"
-        yield "travelled", f"[{saved.sent_from}, {manifest.num_tokens}); decode held what comes before"
+        how = f" as {saved.kv_wire}" if saved.kv_wire else ""
+        yield "travelled", f"[{saved.sent_from}, {manifest.num_tokens}){how}; decode held what comes before"
     yield "hand-off", f"{manifest.handoff_id}, epoch {manifest.epoch}"
     yield "fingerprint", manifest.fingerprint
     yield "token hash", manifest.token_hash

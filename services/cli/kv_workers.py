@@ -74,6 +74,12 @@ def replay(
     try:
         check = check_blob(file)
         prepared = Replay.of(file, check)
+        if prepared.saved.kv_wire is not None:
+            wire = prepared.saved.kv_wire
+            typer.echo(
+                f"handoff: this KV travelled as {wire}; the replay sends it exact: tokens may differ",
+                err=True,
+            )
         answer = Answer(prepared.saved, prepared.first, model)
         _tell(as_json, {"first": answer.first_as_json()}, _first_line(check, prepared))
         for event in prepared.run(url, secret, max_tokens=max_tokens, timeout_s=timeout_s):

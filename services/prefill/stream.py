@@ -213,6 +213,7 @@ class PrefillStream:
             worker=context.worker.name,
             fingerprint=context.worker.fingerprint,
             sent_from=self._sent_from(handoff),
+            kv_wire=self._sent.kv_wire if self._sent else None,
         )
         tokens = self._first.tokens
         first = FirstTokens(

@@ -27,7 +27,7 @@ class SavedRequest(Wire):
     """What a blob alone does not say, and a replay needs.
 
     worker: the prefill worker that computed the KV. sent_from: the first token whose KV travelled; decode held the
-    ones before it.
+    ones before it. kv_wire: how it was quantised for that, if it was; the file's KV is exact.
     """
 
     work: Work
@@ -35,6 +35,7 @@ class SavedRequest(Wire):
     worker: str = Field(max_length=128)
     fingerprint: Fingerprint
     sent_from: Count
+    kv_wire: str | None = Field(default=None, max_length=32)
 
 
 class SavedLayout(BlobLayout):

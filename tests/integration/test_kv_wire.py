@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from typer.testing import CliRunner
 
+from services.cli.main import app
 from services.prefill.settings import PrefillSettings
 from shared.settings import BadSettings
 from shared.worker.assemble import assemble
@@ -72,6 +74,30 @@ def test_the_second_turn_sends_all_of_it_again(quantised: Cluster) -> None:
         int(second.headers["x-handoff-kv-bytes"]),
     )
     quantised.check_nothing_left()
+
+
+def test_a_replay_says_that_kv_had_travelled_quantised(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file holds exact KV whatever travelled; it used to say nothing of that."""
+    monkeypatch.setenv("HANDOFF_SECRET", SECRET)
+    path = tmp_path / "case.safetensors"
+    kept = INT8 | {"kv_save_dir": tmp_path / "kept"}
+    with run_cluster(tiny_model, prefill=kept, decode=INT8) as cluster:
+        request_id = complete(cluster, random_prompt(70, seed=3), max_tokens=3, **GREEDY).headers[
+            "x-request-id"
+        ]
+        cluster.check_nothing_left()
+        saved, replayed = (
+            CliRunner().invoke(app, ["kv", *arguments])
+            for arguments in (
+                ["save", request_id, "--url", cluster.prefill[0].url, "-o", str(path)],
+                ["replay", str(path), "--url", cluster.decode[0].url, "--json"],
+            )
+        )
+
+    assert (0, 0) == (saved.exit_code, replayed.exit_code)
+    assert "travelled as int8; the replay sends it exact" in replayed.stderr
 
 
 def test_one_side_alone_changes_nothing(tiny_model: Path) -> None:
