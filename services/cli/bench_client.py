@@ -23,6 +23,7 @@ class Answer:
     def __init__(self, request: bytes, connections: Connections) -> None:
         self._news = asyncio.Event()
         self._call = Call(request, connections, self._news.set)
+        self._rest = b""
 
     async def part(self) -> bytes:
         """What of the body has come, at least something; b"" at its end. Raises StackFailed."""
@@ -34,6 +35,19 @@ class Answer:
         except (TransportError, TimeoutError) as exc:
             raise StackFailed(f"no whole answer came: {exc}") from exc
         return part
+
+    async def lines(self) -> list[bytes]:
+        """The lines that are whole by now, at least one; none at the end of the body. Raises StackFailed.
+
+        However the body is cut into parts; what is of no whole line yet is kept for the next call.
+        """
+        while part := await self.part():
+            *lines, self._rest = (self._rest + part).split(b"\n")
+            if lines:
+                return lines
+        if self._rest:
+            raise StackFailed("an answer ended within a line")
+        return []
 
     async def end(self) -> None:
         """Read what is left. Raises StackFailed."""

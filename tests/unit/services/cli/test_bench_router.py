@@ -19,3 +19,17 @@ def test_the_added_time_is_the_median_of_the_differences() -> None:
 
     assert 4.0 == round(result.added_ms("pd"), 6)
     assert [False, True, True] == list(result.goals.values())
+
+
+def test_both_baselines_are_told() -> None:
+    """What is added to prefill alone stands beside what is added to the same two calls, which has the goal."""
+    times = {"pd": [0.005], "pd worker": [0.003], "prefill alone": [0.002]}
+    result = Result(first_s=times | {"unified": [0.002], "unified worker": [0.001]}, tokens_per_s=[6_000.0])
+
+    told = result.to_dict()
+
+    assert {"pd": 2.0, "unified": 1.0} == {
+        name: round(ms, 6)
+        for name, ms in told["added_p50_ms"].items()  # type: ignore[attr-defined]
+    }
+    assert 3.0 == round(told["added_to_prefill_alone_p50_ms"], 6)  # type: ignore[call-overload]
