@@ -91,6 +91,9 @@ async def _answer_http_exception(_request: Request, exc: Exception) -> Response:
         message = "There is nothing under this path."
     elif exc.status_code == 405:
         message = "This path does not take this method."
+        allowed = (exc.headers or {}).get("Allow", "")
+        if "GET" in allowed.split(", ") and "HEAD" not in allowed:
+            exc.headers = {**(exc.headers or {}), "Allow": f"{allowed}, HEAD"}  # see shared.asgi.head
     else:
         message = str(exc.detail)
     return status_response(exc.status_code, message, exc.headers)

@@ -111,9 +111,9 @@ def test_a_validation_error_of_fastapi_names_its_field(serve: Callable[..., Serv
 
 
 def test_allow_and_retry_after_are_kept(serve: Callable[..., ServerThread]) -> None:
-    """405 says which methods there are; 429 says when to come back."""
+    """405 says which methods there are, HEAD wherever there is GET; 429 says when to come back."""
     server = serve()
-    assert "GET" == server.http.put("/id").headers["allow"]
+    assert "GET, HEAD" == server.http.put("/id").headers["allow"]
     assert "2" == server.http.get("/full").headers["retry-after"]
 
 
