@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 
 import pytest
 
 from router.openai import exact_json
+from router.openai.requests import parse_chat
+from router.openai.response_request import parse_response
+from router.openai.shared_fields import Limits
 from router.text.template import ChatTemplate
 
 SPELLINGS = [
@@ -39,6 +43,21 @@ def test_a_long_list_of_spelled_numbers_is_written_at_once() -> None:
     text = f"[{', '.join(f'{number}.10' for number in range(100_000))}]"
 
     assert text == ChatTemplate({"default": "{{ messages[0] | tojson }}"}).render([exact_json.loads(text)])
+
+
+@pytest.mark.parametrize("spelling", [spelling for spelling in SPELLINGS if isfinite(float(spelling))])
+def test_arguments_given_as_an_object_keep_their_numbers_too(spelling: str) -> None:
+    """As those given as text: the body's ordinary reader would make floats of them."""
+    call = f'{{"function": {{"name": "f", "arguments" : {{"x": {spelling}}}}}}}'
+    turn = f'{{"role": "assistant", "content": null, "tool_calls": [{call}]}}'
+    item = f'{{"type": "function_call", "call_id": "c", "name": "f", "arguments":{{"x": {spelling}}}}}'
+    template = ChatTemplate({"default": "{{ messages[0].tool_calls[0].function.arguments | tojson }}"})
+
+    for request in (
+        parse_chat(f'{{"messages": [{turn}]}}'.encode(), Limits()),
+        parse_response(f'{{"input": [{item}]}}'.encode(), Limits()),
+    ):
+        assert f'{{"x": {spelling}}}' == template.render(request.messages)
 
 
 def test_ordinary_values_are_python_s_own() -> None:
