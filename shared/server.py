@@ -49,11 +49,12 @@ def serve(
     except OSError as exc:
         _log.error("cannot_listen", host=host, port=port, reason=exc.strerror or str(exc))
         return 1
-    config = server_config(_AnswerCut(app))
+    server = _Server(server_config(_AnswerCut(app)), app, drain_timeout_s, on_drain)
     try:
-        _Server(config, app, drain_timeout_s, on_drain).run(sockets)
+        server.run(sockets)
     except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) and exc.code == 0 else 1
+        # A signal that interrupts the lifespan's own code looks like its failure to whoever awaits it.
+        return 0 if exc.code == 0 or server.was_told_to_stop else 1
     except OSError as exc:  # another process began to listen on the address in the meantime
         _log.error("cannot_listen", host=host, port=port, reason=exc.strerror or str(exc))
         return 1
@@ -112,6 +113,11 @@ class _Server(uvicorn.Server):
         self._told_to_stop = asyncio.Event()
         self._num_signals = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def was_told_to_stop(self) -> bool:
+        """A signal came."""
+        return self._num_signals > 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of uvicorn
         """Count the signal. It is kept from uvicorn, which would raise it again and spoil the exit code."""
