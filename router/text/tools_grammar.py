@@ -21,9 +21,8 @@ from shared.wire import Grammar
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE_OPEN, FENCE_CLOSE = "```json", "```"
 MAX_CALLS = 32  # of one answer
-_SPACE = (
-    r"[ \t\r\n]{0,12}"  # not \s, which is Unicode's: many times the states of the lexer, beyond its limit
-)
+# Not \s, which is Unicode's: many times the states of the lexer, beyond its limit.
+_SPACE = r"[ \t\r\n]{0,12}"
 
 
 def tools_grammar(

@@ -30,7 +30,7 @@ from services.cli.bench_load import (
     poisson_arrivals,
     trace_replay,
 )
-from services.cli.bench_options import ApiKey, JsonFile, Seed, no_result, write_json
+from services.cli.bench_options import ApiKey, JsonFile, Seed, look_at_cores, no_result, write_json
 from services.cli.bench_router import Plan as RouterPlan
 from services.cli.bench_router import measure_router, print_router
 from services.cli.bench_stack import (
@@ -38,7 +38,6 @@ from services.cli.bench_stack import (
     Compute,
     StackFailed,
     Topology,
-    busy,
     free_port,
     running,
     sigterm_as_interrupt,
@@ -92,11 +91,8 @@ def stages(
 ) -> None:
     """Stage split of single requests over PD and unified on this host, taken in turns: A, B, A, B."""
     plan = Plan(prompt_tokens, output_tokens, runs, warmup, seed)
-    cores = sorted(os.sched_getaffinity(0))
+    cores, load_average = look_at_cores("stages")
     compute = Compute.fair(cores, threads_per_worker)
-    load_average, warning = busy(cores)
-    if warning is not None:
-        typer.echo(f"handoff bench stages: {warning}", err=True)
     given = {"pd": pd_url, "unified": unified_url}
     urls: dict[Topology, str] = {}
     try:
@@ -200,10 +196,7 @@ def router(
     json_file: JsonFile = None,
 ) -> None:
     """What one router process adds to the first token and how many tokens it streams; no model is needed."""
-    cores = sorted(os.sched_getaffinity(0))
-    load_average, warning = busy(cores)
-    if warning is not None:
-        typer.echo(f"handoff bench router: {warning}", err=True)
+    cores, load_average = look_at_cores("router")
     try:
         folder = ensure_tokenizer(
             model, default_cache_dir(os.environ), lambda line: typer.echo(line, err=True)
@@ -259,10 +252,7 @@ def transfer(
     json_file: JsonFile = None,
 ) -> None:
     """KV from process to process over every transport, beside memcpy, raw TCP and pickle; no model is needed."""
-    cores = sorted(os.sched_getaffinity(0))
-    load_average, warning = busy(cores)
-    if warning is not None:
-        typer.echo(f"handoff bench transfer: {warning}", err=True)
+    cores, load_average = look_at_cores("transfer")
     try:
         plan = TransferPlan(tuple(float(size) for size in sizes.split(",")), runs)
         result = measure_transfer(plan, cores, transports.split(","), scattered=scattered)

@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from loadtest.report import print_json_line
-from services.cli.bench_options import JsonFile, Seed, no_result, write_json
+from services.cli.bench_options import JsonFile, Seed, look_at_cores, no_result, write_json
 from services.cli.bench_overlap import Plan as OverlapPlan
 from services.cli.bench_overlap import measure_overlap, print_overlap
-from services.cli.bench_stack import StackFailed, busy, sigterm_as_interrupt
+from services.cli.bench_stack import StackFailed, sigterm_as_interrupt
 from services.cli.model import Dtype
 from shared.models.error import ModelError
 from shared.models.prepare import ensure_checkpoint, model_name
@@ -36,17 +36,14 @@ def kv_quant(
     """Bytes, time and accuracy of int8 and fp8 KV on a real model: what HANDOFF_KV_WIRE would do."""
     import torch  # noqa: PLC0415 - takes seconds, and the other commands need none of it
 
-    from services.cli.bench_kv_quant import DTYPES, measure_kv_quant, print_kv_quant  # noqa: PLC0415 - the same
+    from services.cli.bench_kv_quant import measure_kv_quant, print_kv_quant  # noqa: PLC0415 - the same
 
-    cores = sorted(os.sched_getaffinity(0))
-    load_average, warning = busy(cores)
-    if warning is not None:
-        typer.echo(f"handoff bench kv-quant: {warning}", err=True)
+    cores, load_average = look_at_cores("kv-quant")
     torch.set_num_threads(threads or len(cores))
     try:
         folder = ensure_checkpoint(model, dtype.value, default_cache_dir(os.environ), _say)
         result = measure_kv_quant(
-            folder, DTYPES[dtype.value], prompt_tokens=prompt_tokens, num_tokens=output_tokens, report=_say
+            folder, dtype.value, prompt_tokens=prompt_tokens, num_tokens=output_tokens, report=_say
         )
     except (ModelError, ValueError, OSError) as exc:
         raise no_result("kv-quant", exc) from exc
@@ -79,10 +76,7 @@ def overlap(
     json_file: JsonFile = None,
 ) -> None:
     """What of the transfer is exposed: without overlap, by chunks, and by layers within the last chunk."""
-    cores = sorted(os.sched_getaffinity(0))
-    load_average, warning = busy(cores)
-    if warning is not None:
-        typer.echo(f"handoff bench overlap: {warning}", err=True)
+    cores, load_average = look_at_cores("overlap")
     plan = OverlapPlan(
         model=model,
         prompt_tokens=prompt_tokens,

@@ -22,10 +22,9 @@ from shared.engine.quant_error import QuantError, QuantProbe
 from shared.engine.runner import Runner
 from shared.kv.shape import WIRE_FORMATS, WireFormat
 from shared.models.facts import read_facts
-from shared.models.load import load_model
+from shared.models.load import SERVING_DTYPES, load_model
 
 _BLOCK_SIZE = 16
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -76,13 +75,13 @@ class _Total:
 
 
 def measure_kv_quant(
-    folder: Path, dtype: torch.dtype, *, prompt_tokens: int, num_tokens: int, report: Callable[[str], None]
+    folder: Path, dtype_name: str, *, prompt_tokens: int, num_tokens: int, report: Callable[[str], None]
 ) -> Result:
     """Run the last tokens of every text with every format on the model in `folder`, on this process's threads.
 
     Raises ValueError, ModelError.
     """
-    facts = read_facts(folder)
+    facts, dtype = read_facts(folder), SERVING_DTYPES[dtype_name]
     prompts = [tokenise(text, folder)[-prompt_tokens:] for text in PROBE_TEXTS]
     longest = max(map(len, prompts)) + num_tokens
     if longest > facts.max_position_embeddings:

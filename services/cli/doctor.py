@@ -17,6 +17,7 @@ from services.cli.doctor_checks import Finding, Seen, check_hosts, check_pair
 from services.cli.doctor_model import Load, Measured, line
 from services.cli.doctor_probe import MAX_PROBE_BYTES, TIMEOUT_S, Probes, Stall, Transfers, Worker
 from services.cli.workers import WorkerProblem
+from shared.kv.shape import KV_DTYPES, KvShape
 from shared.wire import WorkerInfo
 
 TRANSPORTS = ("shm", "unix", "tcp")
@@ -86,9 +87,8 @@ async def _measure(
 ) -> None:
     plan, (prefill, decode) = report.plan, seen
     mark = prefill.info.fingerprint
-    bytes_per_token = (
-        2 * mark.num_layers * mark.num_kv_heads * mark.head_dim * (4 if mark.dtype == "float32" else 2)
-    )
+    shape = KvShape(mark.num_layers, mark.num_kv_heads, mark.head_dim, KV_DTYPES[mark.dtype])
+    bytes_per_token = shape.bytes_per_token
     longest = longest_prompt(prefill.info, decode.info)
     sizes = [n for n in _SIZES if n <= longest and n * bytes_per_token <= MAX_PROBE_BYTES]
     if len(sizes) < 2:

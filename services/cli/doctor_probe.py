@@ -182,20 +182,12 @@ class Probes:
     async def remote_prompt_s(self, num_tokens: int) -> float:
         """Computing a prompt at prefill: first chunk to first token."""
         body = PrefillRequest(**self._work(num_tokens, 1)).to_json()
-        async with self._prefill.events("/v1/prefill", body, PrefillEvent) as events:
-            async for event in events:
-                if event.first is not None:
-                    return event.first.prefill_s
-        raise WorkerProblem(f"{self._prefill.url}: brought no first token")
+        return await _first_s(self._prefill, "/v1/prefill", body, PrefillEvent)
 
     async def local_prompt_s(self, num_tokens: int) -> float:
         """The same at decode, as a worker that does both would."""
         body = DecodeRequest(**self._work(num_tokens, 1), mode="local").to_json()
-        async with self._decode.events("/v1/decode", body, DecodeEvent) as events:
-            async for event in events:
-                if event.first is not None:
-                    return event.first.prefill_s
-        raise WorkerProblem(f"{self._decode.url}: brought no first token")
+        return await _first_s(self._decode, "/v1/decode", body, DecodeEvent)
 
     async def step_s(self, num_answers: int) -> float:
         """A decode step with so many answers in it: the median gap between two tokens of one of them."""
@@ -252,3 +244,12 @@ class Probes:
             "sampling": Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=True),
             "timeout_s": TIMEOUT_S,
         }
+
+
+async def _first_s(worker: Worker, path: str, body: bytes, model: type[E]) -> float:
+    """What a worker says its prompt took."""
+    async with worker.events(path, body, model) as events:
+        async for event in events:
+            if event.first is not None:
+                return event.first.prefill_s
+    raise WorkerProblem(f"{worker.url}: brought no first token")

@@ -14,7 +14,8 @@ from services.cli.kv_replay import CannotReplay, Replay
 from services.cli.kv_save import save_handoff
 from services.cli.kv_tables import verify_line
 from services.cli.kv_text import megabytes, one_line
-from services.cli.workers import SecretFile, WorkerProblem, secret_of
+from services.cli.options import SecretFile
+from services.cli.workers import WorkerProblem, secret_of
 from shared.asgi.text import is_internal_id
 from shared.models.error import ModelError
 from shared.wire import Finish, Sent

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from services.cli.options import SecretFile
 
 if TYPE_CHECKING:
     from services.cli.run import Process
@@ -155,15 +156,7 @@ def doctor(
     compute_s: Annotated[
         float, typer.Option("--seconds", min=1, max=600, help="Seconds that timing prompts may take.")
     ] = 60.0,
-    secret_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="HANDOFF_SECRET_FILE",
-            exists=True,
-            dir_okay=False,
-            help="File with the workers' shared secret; or set HANDOFF_SECRET.",
-        ),
-    ] = None,
+    secret_file: SecretFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line.")] = False,
 ) -> None:
     """Examine two running workers: is all well, how fast is what, and does splitting pay?

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import httpx
 import typer
@@ -18,15 +17,6 @@ from shared.secret import load_secret
 from shared.settings import BadSettings
 from shared.wire import PROTOCOL_VERSION, WorkerInfo
 
-SecretFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HANDOFF_SECRET_FILE",
-        exists=True,
-        dir_okay=False,
-        help="File with the workers' shared secret; or set HANDOFF_SECRET.",
-    ),
-]
 _CONNECT_S = 5.0
 _MAX_ERROR_BYTES = 64 * 1024
 

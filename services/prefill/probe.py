@@ -11,11 +11,12 @@ import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
+from services.prefill.extent import chunks_from, manifest_from, sent_from
 from services.prefill.stream import PrefillContext
 from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode
 from shared.errors import DeadlineExceeded, ServingError
-from shared.kv.manifest import Manifest, plan_chunks, token_hash
+from shared.kv.manifest import Manifest
 from shared.kv.outgoing import Send
 from shared.kv.progress import Progress
 from shared.kv.shape import KINDS
@@ -53,19 +54,7 @@ class ProbeSendStream:
         except ServingError as exc:
             self._ending = exc.code
             raise
-        num_tokens = len(work.token_ids)
-        from_token = min(work.handoff.have_tokens, num_tokens)
-        self._manifest = Manifest(
-            fingerprint=worker.fingerprint.digest,
-            handoff_id=work.handoff.handoff_id,
-            epoch=work.handoff.epoch,
-            token_hash=token_hash(work.token_ids),
-            from_token=from_token,
-            num_tokens=num_tokens,
-            num_choices=work.num_choices,
-            shape=worker.kv_shape,
-            chunks=plan_chunks(from_token, num_tokens, worker.limits.chunk_size),
-        )
+        self._manifest = manifest_from(worker, work, work.handoff, sent_from(work, work.handoff))
         return StreamHead()
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -113,10 +102,9 @@ class ProbeSendStream:
         """Write something into the blocks: memory that was never touched would be sent too fast, and what other
         requests left behind is nobody's to send."""
         assert self._admitted is not None
-        assert self._manifest is not None
         worker, start = self._context.worker, self._admitted.cached_tokens
         sink = worker.kv_sink(self._admitted.blocks)
-        for chunk_start, end in plan_chunks(start, self._manifest.num_tokens, worker.limits.chunk_size):
+        for chunk_start, end in chunks_from(worker, self._work, start):
             pattern = random.randbytes((end - chunk_start) * worker.kv_shape.row_bytes)
             for layer in range(worker.kv_shape.num_layers):
                 for kind in KINDS:

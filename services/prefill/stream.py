@@ -11,12 +11,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
+from services.prefill.extent import chunks_from, manifest_from, sent_from
 from services.prefill.kept import KeptHandoffs
 from services.prefill.metrics import PrefillMetrics
 from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode, PromptScores
 from shared.errors import InvariantBroken, ServingError
-from shared.kv.manifest import Manifest, plan_chunks, token_hash
 from shared.kv.outgoing import Send
 from shared.kv.overlap import LayerOverlap
 from shared.kv.progress import FirstTokens, Progress, TransferCancelled
@@ -157,7 +157,7 @@ class PrefillStream:
     def _send(self, handoff: Handoff, admitted: Admitted) -> asyncio.Future[Sent]:
         """Start the sender's thread; it waits for each chunk by itself."""
         context, work = self._context, self._work
-        manifest = self._manifest(handoff, self._sent_from(handoff))
+        manifest = manifest_from(context.worker, work, handoff, sent_from(work, handoff))
         self._progress.advance(admitted.cached_tokens)
 
         send = Send(
@@ -170,37 +170,13 @@ class PrefillStream:
         )
         return asyncio.get_running_loop().run_in_executor(context.senders, context.sender.send, send)
 
-    def _manifest(self, handoff: Handoff, from_token: int) -> Manifest:
-        """Of the KV [from_token, end of the prompt)."""
-        worker, token_ids = self._context.worker, self._work.token_ids
-        return Manifest(
-            fingerprint=worker.fingerprint.digest,
-            handoff_id=handoff.handoff_id,
-            epoch=handoff.epoch,
-            token_hash=token_hash(token_ids),
-            from_token=from_token,
-            num_tokens=len(token_ids),
-            num_choices=self._work.num_choices,
-            shape=worker.kv_shape,
-            chunks=self._chunks(from_token),
-        )
-
-    def _sent_from(self, handoff: Handoff) -> int:
-        """Where the KV that travels begins."""
-        return min(handoff.have_tokens, len(self._work.token_ids))
-
-    def _chunks(self, from_token: int) -> tuple[tuple[int, int], ...]:
-        """What follows a token, cut as it is computed."""
-        return plan_chunks(from_token, len(self._work.token_ids), self._context.worker.limits.chunk_size)
-
     def _marks(self) -> Collection[int]:
         """After which layers of the last chunk the engine tells the sender."""
-        handoff = self._work.handoff
-        chunks = self._chunks(self._sent_from(handoff)) if handoff is not None else ()
-        if not chunks:
+        work, worker = self._work, self._context.worker
+        if work.handoff is None or not (chunks := chunks_from(worker, work, sent_from(work, work.handoff))):
             return ()
         start, end = chunks[-1]
-        return self._context.overlap.marks(self._context.worker.kv_shape.num_layers, end - start)
+        return self._context.overlap.marks(worker.kv_shape.num_layers, end - start)
 
     async def _keep(self) -> None:
         """Keep the hand-off if that is wanted, however it ended: all of its KV is still in the pool."""
@@ -212,7 +188,7 @@ class PrefillStream:
             model=context.worker.model,
             worker=context.worker.name,
             fingerprint=context.worker.fingerprint,
-            sent_from=self._sent_from(handoff),
+            sent_from=sent_from(self._work, handoff),
             kv_wire=self._sent.kv_wire if self._sent else None,
         )
         tokens = self._first.tokens
@@ -220,7 +196,7 @@ class PrefillStream:
             tuple(token.token_id for token in tokens),
             tuple(token.finish_reason is not None for token in tokens),
         )
-        layout = SavedLayout(self._manifest(handoff, 0), request)
+        layout = SavedLayout(manifest_from(context.worker, self._work, handoff, 0), request)
         source = context.worker.kv_source(self._admitted.blocks)
         await asyncio.get_running_loop().run_in_executor(
             context.senders, context.kept.keep, layout, source, first

@@ -6,20 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from shared.engine.kv_cache import KVCache, host_bytes
 from shared.engine.staged_views import StagedSink, StagedSource
 from shared.kv.block_views import BlockViews
 from shared.kv.pool_memory import PoolMemory
-from shared.kv.shape import KINDS, KvDtype, KvShape
+from shared.kv.shape import KINDS, KV_DTYPES, KvShape
 from shared.kv.source import KvSink, KvSource
-
-_WIRE_DTYPES: dict[torch.dtype, KvDtype] = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-}
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,8 @@ class KvAccess:
 def kv_access(cache: KVCache) -> KvAccess:
     """The way to this cache's KV."""
     shape = cache.shape
-    kv_shape = KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, _WIRE_DTYPES[shape.dtype])
+    dtype = KV_DTYPES[str(shape.dtype).removeprefix("torch.")]
+    kv_shape = KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype)
     if cache.device.type != "cpu":
         return KvAccess(kv_shape, partial(StagedSource, cache), partial(StagedSink, cache))
     pool = host_bytes(cache)

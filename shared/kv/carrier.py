@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from shared.errors import InvalidRequest
 from shared.kv.decoder import Receive, Section, Slots
 from shared.kv.stream import Stream
 
@@ -17,6 +18,17 @@ class Body:
     receive: Receive
     due: Callable[[Section], float]
     stream: Stream
+
+    def read(self, num_bytes: int, section: Section) -> bytearray:
+        """So many bytes of it. Raises InvalidRequest if it ends before, and what `receive` does."""
+        content = bytearray(num_bytes)
+        filled = 0
+        while filled < num_bytes:
+            taken = self.receive([memoryview(content)[filled:]], section)
+            if not taken:
+                raise InvalidRequest("the blob ended too early")
+            filled += taken
+        return content
 
 
 class Carrier(Protocol):

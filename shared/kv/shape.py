@@ -10,6 +10,7 @@ Kind = Literal["k", "v"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WireFormat = Literal["int8", "fp8"]
 WIRE_FORMATS: tuple[WireFormat, ...] = get_args(WireFormat)
+KV_DTYPES: dict[str, KvDtype] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 ITEMSIZE_BYTES: dict[KvDtype, int] = {"F32": 4, "BF16": 2, "F16": 2}
 
 

@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from shared.models.error import ModelError
 from shared.models.files import weight_files
 
+SERVING_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 def load_model(folder: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The causal language model in `folder`, in eval mode and without gradients.

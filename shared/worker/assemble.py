@@ -25,7 +25,7 @@ from shared.kv.shape import KvShape, WireFormat
 from shared.kv.source import KvSink, KvSource
 from shared.models.facts import ModelFacts, read_facts
 from shared.models.fingerprint import fingerprint
-from shared.models.load import load_model
+from shared.models.load import SERVING_DTYPES, load_model
 from shared.models.prepare import ensure_checkpoint, model_name
 from shared.settings import BadSettings
 from shared.wire import Fingerprint, Role
@@ -36,11 +36,6 @@ from shared.worker.wire_guard import check_wire
 log = structlog.get_logger()
 
 KV_LAYOUT = "block,head,dim/1"
-_DTYPES: dict[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 _CPU_POOL_BYTES = 4 << 30
 _FEWEST_POSITIONS = 2  # a prompt of one token and an answer of one
 
@@ -76,7 +71,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
     dtype_name = settings.dtype
     if dtype_name == "auto":
         dtype_name = "bfloat16" if device.type == "cuda" else "float32"
-    dtype = _DTYPES[dtype_name]
+    dtype = SERVING_DTYPES[dtype_name]
     folder = ensure_checkpoint(settings.model, dtype_name, cache_dir, report)
     facts = read_facts(folder)
     report(f"loading {model_name(folder)} ({dtype_name}) on {device}")

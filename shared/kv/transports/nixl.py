@@ -72,9 +72,8 @@ class NixlTransport:
         if notices is not None:
             notices.close()
         if registered is not None:
-            with contextlib.suppress(
-                TransportUnavailable
-            ):  # the library holds on to it, until this process ends
+            # What the library does not let go it holds until this process ends.
+            with contextlib.suppress(TransportUnavailable):
                 registered.close()
 
 

@@ -102,7 +102,7 @@ class NixlSlots:
         Raises InvalidRequest, TransportFailed; TimeoutError, Interrupted, OSError.
         """
         if num_bytes := self._terms.introduction_bytes:
-            self._carrier.introduce(self._read_exactly(num_bytes, Section(num_bytes)))
+            self._carrier.introduce(self._body.read(num_bytes, Section(num_bytes)))
         if self._carrier.landing is None:
             raise InvalidRequest("a peer introduces itself before it names blocks")
 
@@ -149,19 +149,9 @@ class NixlSlots:
 
     def _read_blocks(self, chunk: Chunk, section: Section) -> tuple[int, ...]:
         num_blocks = self._terms.num_blocks(*chunk)
-        blocks = unpack_blocks(self._read_exactly(num_blocks * BLOCK.size, section))
+        blocks = unpack_blocks(self._body.read(num_blocks * BLOCK.size, section))
         section.taken_bytes += 1  # the chunk has begun
         return blocks
-
-    def _read_exactly(self, num_bytes: int, section: Section) -> bytearray:
-        content = bytearray(num_bytes)
-        filled = 0
-        while filled < num_bytes:
-            taken = self._body.receive([memoryview(content)[filled:]], section)
-            if not taken:
-                raise InvalidRequest("the blob ended before its chunks did")
-            filled += taken
-        return content
 
     def _wait(self, pause_s: float, section: Section) -> None:
         if time.monotonic() > self._body.due(section):

@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 
-from shared.errors import InvalidRequest, ManifestMismatch
+from shared.errors import ManifestMismatch
 from shared.kv.carrier import Body
-from shared.kv.decoder import Receive, Section
+from shared.kv.decoder import Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
@@ -169,7 +169,7 @@ class MappedSegment:
 
     def slots(self, body: Body) -> SegmentSlots:
         """For one PUT."""
-        return SegmentSlots(self, body.receive)
+        return SegmentSlots(self, body)
 
     def close(self) -> None:
         """Unmap it."""
@@ -177,11 +177,11 @@ class MappedSegment:
 
 
 class SegmentSlots:
-    """The slots of one PUT (shared.kv.decoder.Slots). receive: reads the PUT's body."""
+    """The slots of one PUT (shared.kv.decoder.Slots)."""
 
-    def __init__(self, mapped: MappedSegment, receive: Receive) -> None:
+    def __init__(self, mapped: MappedSegment, body: Body) -> None:
         self._mapped = mapped
-        self._receive = receive
+        self._body = body
 
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """Header, lengths and trailer. Raises ManifestMismatch for rows that no slot can hold."""
@@ -197,20 +197,14 @@ class SegmentSlots:
         segment = self._mapped.segment
         for batch in cut(chunk, len(layout.tensors), layout.row_bytes, segment.shape.slot_bytes):
             num_bytes = batch.num_bytes
-            self._wait_filled(num_bytes, Section(num_bytes))
+            self._wait_filled(num_bytes)
             yield batch, segment.slot(self._mapped.num_emptied)[:num_bytes]
             # Its bytes are where they belong: the sender may fill it again.
             self._mapped.num_emptied += 1
             os.eventfd_write(segment.emptied_fd, 1)
 
-    def _wait_filled(self, num_bytes: int, section: Section) -> None:
-        length = bytearray(_LENGTH.size)
-        filled = 0
-        while filled < len(length):
-            taken = self._receive([memoryview(length)[filled:]], section)
-            if not taken:
-                raise InvalidRequest("the blob ended within a chunk")
-            filled += taken
+    def _wait_filled(self, num_bytes: int) -> None:
+        length = self._body.read(_LENGTH.size, Section(num_bytes))
         if _LENGTH.unpack(length)[0] != num_bytes:
             raise ManifestMismatch("a batch has not the length that the manifest implies")
 
