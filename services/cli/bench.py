@@ -1,6 +1,6 @@
 """`handoff bench`: `stages` compares prefill/decode split with unified on this host, `router` measures the router
-alone, `transfer` the KV transports, `overlap` what of a
-transfer prefill hides, `kv-quant` quantised KV, `load` any server.
+alone, `transfer` the KV transports, `overlap` what of a transfer prefill hides, `kv-quant` quantised KV,
+`structured` what a server's constraints are worth, `load` any server.
 
 A benchmark is no test: a missed goal is printed and the exit status stays 0; 1 means that there is no result.
 """
