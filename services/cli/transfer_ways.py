@@ -25,12 +25,12 @@ from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Expected, Manifest, plan_chunks
 from shared.kv.outgoing import Send, SendTimeouts
-from shared.kv.pool_memory import PoolMemory
+from shared.kv.pool_memory import PoolMemory, shared_memory
 from shared.kv.progress import Progress
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener, Offer
 from shared.kv.sender import KvSender
-from shared.kv.shape import KINDS, Kind, KvShape
+from shared.kv.shape import KINDS, KvShape
 from shared.kv.source import KvSink
 from shared.kv.ticket import Ticket
 from shared.kv.transports import nixl_wire
@@ -62,28 +62,22 @@ class Setup:
 
 
 class _Pool:
-    """K and V of every layer, all memory touched, and one sequence's block table."""
+    """K and V of every layer, all memory touched, and one sequence's block table. As a worker has it."""
 
     def __init__(self, setup: Setup, seed: int) -> None:
         num_blocks = -(-setup.max_tokens // BLOCK_SIZE)
         self._block_table = list(range(num_blocks))
         if setup.scattered:
             random.Random(seed).shuffle(self._block_table)
+        num_regions = SHAPE.num_layers * len(KINDS)
+        content, descriptor = shared_memory(num_regions * num_blocks * BLOCK_SIZE * SHAPE.row_bytes)
+        self.memory = PoolMemory(content, num_regions, num_blocks, BLOCK_SIZE, descriptor)
         page = random.Random(seed).randbytes(BLOCK_SIZE * SHAPE.row_bytes)
-        self._memory = {
-            (layer, kind): memoryview(bytearray(page * num_blocks))
-            for layer in range(SHAPE.num_layers)
-            for kind in KINDS
-        }
+        for region in self.memory.regions:
+            region[:] = page * num_blocks
 
     def views(self) -> BlockViews:
-        return BlockViews(self._of, self._block_table, BLOCK_SIZE, SHAPE.row_bytes)
-
-    def memory(self) -> PoolMemory:
-        return PoolMemory(tuple(self._memory.values()), BLOCK_SIZE)
-
-    def _of(self, layer: int, kind: Kind) -> memoryview:
-        return self._memory[layer, kind]
+        return BlockViews(self.memory, self._block_table, SHAPE.row_bytes)
 
 
 def _expected(handoff_id: str) -> Expected:
@@ -131,11 +125,12 @@ def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
 
     def no_report(_: PutReport) -> None: ...
 
-    offer = offered(",".join(setup.transports))
+    pool = _Pool(setup, seed=2)
+    offer = offered(",".join(setup.transports), pool.memory)
     listener = KvListener(
         "127.0.0.1",
         0,
-        _Book(_Pool(setup, seed=2).views()),
+        _Book(pool.views()),
         secret=_SECRET,
         limits=ReceiveLimits(),
         on_end=no_report,
@@ -198,7 +193,7 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
         }
         pool = _Pool(setup, seed=1)
         numbers = itertools.count()
-        for transport in usable(",".join(setup.transports), pool=pool.memory()):
+        for transport in usable(",".join(setup.transports), pool=pool.memory):
             if transport.name == nixl_wire.NAME:
                 made[BARE_NIXL] = _bare_nixl(setup, nixl_port, stack)
             sender = KvSender(_SECRET, [transport], SendTimeouts())

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from shared.engine.kv_cache import KVCache, host_bytes
+from shared.engine.kv_cache import KVCache
 from shared.engine.staged_views import StagedSink, StagedSource
 from shared.kv.block_views import BlockViews
 from shared.kv.pool_memory import PoolMemory
-from shared.kv.shape import KINDS, KV_DTYPES, KvShape
+from shared.kv.shape import KV_DTYPES, KvShape
 from shared.kv.source import KvSink, KvSource
 
 
@@ -31,10 +31,9 @@ def kv_access(cache: KVCache) -> KvAccess:
     kv_shape = KvShape(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype)
     if cache.device.type != "cpu":
         return KvAccess(kv_shape, partial(StagedSource, cache), partial(StagedSink, cache))
-    pool = host_bytes(cache)
+    memory = cache.memory
 
     def in_place(blocks: Sequence[int]) -> BlockViews:
-        return BlockViews(pool, blocks, shape.block_size, shape.row_bytes)
+        return BlockViews(memory, blocks, shape.row_bytes)
 
-    regions = tuple(pool(layer, kind) for layer in range(shape.num_layers) for kind in KINDS)
-    return KvAccess(kv_shape, in_place, in_place, PoolMemory(regions, shape.block_size))
+    return KvAccess(kv_shape, in_place, in_place, memory)

@@ -7,14 +7,19 @@ Other devices need staged views (`shared.kv.source` is the interface to implemen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import structlog
 import torch
 from torch import Tensor
 
-from shared.kv.shape import Kind
+from shared.kv.pool_memory import PoolMemory, shared_memory
+from shared.kv.shape import KINDS
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -44,14 +49,45 @@ class CacheShape:
 
 
 class KVCache:
-    """The tensors. `k[layer]` and `v[layer]` are [num_blocks, block_size, K, D]."""
+    """The tensors. `k[layer]` and `v[layer]` are [num_blocks, block_size, K, D], views of one piece of memory.
 
-    def __init__(self, shape: CacheShape, device: torch.device) -> None:
+    shareable: other processes may be let read it, where that is possible; `memory` tells.
+    """
+
+    def __init__(self, shape: CacheShape, device: torch.device, *, shareable: bool = False) -> None:
         self.shape = shape
         self.device = device
         dims = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.k = [torch.empty(dims, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
-        self.v = [torch.empty(dims, dtype=shape.dtype, device=device) for _ in range(shape.num_layers)]
+        self._descriptor: int | None = None
+        all_dims = (len(KINDS) * shape.num_layers, *dims)
+        whole = None
+        if shareable and device.type == "cpu":
+            whole = self._shared(all_dims)
+        if whole is None:
+            whole = torch.empty(all_dims, dtype=shape.dtype, device=device)
+        self._whole = whole
+        self.k = list(whole[0::2])
+        self.v = list(whole[1::2])
+
+    @property
+    def memory(self) -> PoolMemory:
+        """Where it lies. Raises ValueError unless that is host memory."""
+        if self.device.type != "cpu":
+            raise ValueError("only a cache in host memory can be viewed as bytes")
+        content = memoryview(self._whole.view(-1).view(torch.uint8).numpy().data)
+        shape = self.shape
+        return PoolMemory(
+            content, len(KINDS) * shape.num_layers, shape.num_blocks, shape.block_size, self._descriptor
+        )
+
+    def _shared(self, dims: tuple[int, ...]) -> Tensor | None:
+        num_bytes = math.prod(dims) * self.shape.dtype.itemsize
+        try:
+            content, self._descriptor = shared_memory(num_bytes)
+        except (OSError, AttributeError) as exc:
+            log.warning("kv_pool_not_shareable", reason=str(exc))
+            return None
+        return torch.frombuffer(content, dtype=self.shape.dtype).view(dims)
 
     def write(self, layer: int, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store T positions. slots_T: (T,) int64, distinct, block id * block_size + offset."""
@@ -96,18 +132,3 @@ class BlockRun:
         if self._index is None:
             self._index = torch.tensor(self.ids, device=self._device)
         return self._index
-
-
-def host_bytes(cache: KVCache) -> Callable[[int, Kind], memoryview]:
-    """(layer, kind) -> flat byte view of that layer's K or V: the pool itself, for shared.kv.block_views.
-
-    Raises ValueError unless the cache lies in host memory.
-    """
-    if cache.device.type != "cpu":
-        raise ValueError("only a cache in host memory can be viewed as bytes")
-    flat = {"k": [_bytes_of(t) for t in cache.k], "v": [_bytes_of(t) for t in cache.v]}
-    return lambda layer, kind: flat[kind][layer]
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,23 +1,20 @@
 """KV of one sequence as bytes of a block pool: the source and sink that need no copy, or one.
 
-Per layer and kind the pool is one flat buffer of `num_blocks * block_size` rows; a row is one token's [K, D].
+Per layer and kind the pool has one region of `num_blocks * block_size` rows; a row is one token's [K, D].
 Where a block table names neighbouring blocks one after the other, their views are joined into larger pieces. Where
-it does not, a view for each block would cost more than a copy, and numpy copies all blocks of a layer in one call.
+it does not, a view for each block would cost more than a copy. numpy copies rows of many tensors in one call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from shared.errors import InvariantBroken
-from shared.kv.shape import Kind
-
-PoolBytes = Callable[[int, Kind], memoryview]
-Rows = np.ndarray[Any, np.dtype[Any]]
+from shared.kv.pool_memory import PoolMemory, Rows
+from shared.kv.shape import KINDS, Kind
 
 # Handling a view costs about a microsecond in Python, as much as copying so many bytes within the core's cache.
 SMALL_VIEW_BYTES = 16 * 1024
@@ -41,41 +38,51 @@ def block_runs(block_table: Sequence[int], block_size: int, start: int, end: int
     return runs
 
 
+Pieces = tuple[tuple[slice, slice], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """A scattered range, copied by blocks: those that make up `middle` of its bytes, and the pieces beside them."""
+
+    blocks: Rows
+    middle: slice
+    edges: Pieces
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How to copy a range of rows: its whole blocks at once, and what lies before and after them.
+    """Where a range is. runs: (its bytes, bytes of a region), neighbouring blocks joined. gather: if scattered."""
 
-    edges: (bytes of the range, bytes of the pool). middle: bytes of the range that are whole blocks, which the
-    pool has at `blocks`.
-    """
-
-    edges: tuple[tuple[slice, slice], ...]
-    middle: slice
-    blocks: Rows
+    runs: Pieces
+    gather: _Gather | None
 
 
 class BlockViews:
-    """A sequence's KV in a pool. Implements KvSource, KvSink, Scattered and InBlocks.
+    """A sequence's KV in a pool. Implements KvSource and KvSink, and copies rows of many tensors in one call.
 
-    pool: (layer, kind) -> flat view of format "B" over that layer's K or V; read-only will do to send.
-    block_table: blocks of the sequence from position 0 on; it may grow, but not change.
+    block_table: blocks of the sequence from position 0 on; it may grow, but not change. row_bytes: of one token in
+    one region. `tensors` are those of a chunk in file order, as are the pool's regions.
     """
 
-    def __init__(self, pool: PoolBytes, block_table: Sequence[int], block_size: int, row_bytes: int) -> None:
-        self._pool = pool
+    def __init__(self, memory: PoolMemory, block_table: Sequence[int], row_bytes: int) -> None:
+        self.memory = memory
         self._block_table = block_table
-        self._block_size = block_size
+        self._block_size = memory.block_size
         self._row_bytes = row_bytes
-        self._range = (0, 0)
-        self._spans: list[slice] = []
-        self._block_dtype = np.dtype(f"V{block_size * row_bytes}")
+        self._block_dtype = np.dtype(f"V{memory.block_size * row_bytes}")
         self._planned = (0, 0)
-        self._plan = self._plan_of(0, 0)
+        self._plan = _Plan((), None)
 
     def views(self, layer: int, kind: Kind, start: int, end: int) -> list[memoryview]:
         """The bytes of [end - start, K, D] in the pool, in order of position."""
-        pool = self._pool(layer, kind)
-        return [pool[span] for span in self._spans_of(start, end)]
+        region = self.memory.regions[layer * len(KINDS) + KINDS.index(kind)]
+        return [region[theirs] for _, theirs in self._plan_of(start, end).runs]
+
+    def tensor_views(self, tensors: slice, start: int, end: int) -> list[list[memoryview]]:
+        """The same of each of many tensors."""
+        runs = [theirs for _, theirs in self._plan_of(start, end).runs]
+        return [[region[run] for run in runs] for region in self.memory.regions[tensors]]
 
     def blocks(self, start: int, end: int) -> Sequence[int]:
         """The blocks that hold these positions."""
@@ -87,52 +94,58 @@ class BlockViews:
 
     def is_scattered(self, start: int, end: int) -> bool:
         """Whether the blocks lie so far apart that copying beats viewing."""
-        runs = self._spans_of(start, end)
-        return len(runs) > 1 and (end - start) * self._row_bytes < len(runs) * SMALL_VIEW_BYTES
+        return self._plan_of(start, end).gather is not None
 
-    def copy_out(self, layer: int, kind: Kind, start: int, end: int, into: memoryview) -> None:
-        """Gather the bytes of [end - start, K, D]."""
-        pool, plan = self._pool(layer, kind), self._plan_of(start, end)
-        for own, theirs in plan.edges:
-            into[own] = pool[theirs]
-        if len(plan.blocks):
+    def adjacent_rows(self, tensors: slice, start: int, end: int) -> Rows | None:
+        """The bytes where they lie, [tensors, bytes], if they are in one piece of each region."""
+        runs = self._plan_of(start, end).runs
+        return self.memory.rows[tensors, runs[0][1]] if len(runs) == 1 else None
+
+    def copy_out(self, tensors: slice, start: int, end: int, into: Rows) -> None:
+        """Gather positions [start, end). into: uint8 [tensors, bytes]."""
+        rows, plan = self.memory.rows[tensors], self._plan_of(start, end)
+        gather = plan.gather
+        for own, theirs in plan.runs if gather is None else gather.edges:
+            into[:, own] = rows[:, theirs]
+        if gather is not None and len(gather.blocks):
             # NOTE: mode "raise" would go through a buffer; the indices come from a checked block table.
-            self._blocks_of(pool).take(plan.blocks, out=self._blocks_of(into[plan.middle]), mode="clip")
+            target = into[:, gather.middle].view(self._block_dtype)
+            rows.view(self._block_dtype).take(gather.blocks, axis=1, out=target, mode="clip")
 
-    def copy_in(self, layer: int, kind: Kind, start: int, end: int, content: memoryview) -> None:
-        """Scatter the bytes of [end - start, K, D]."""
-        pool, plan = self._pool(layer, kind), self._plan_of(start, end)
-        for own, theirs in plan.edges:
-            pool[theirs] = content[own]
-        if len(plan.blocks):
-            self._blocks_of(pool)[plan.blocks] = self._blocks_of(content[plan.middle])
-
-    def _blocks_of(self, content: memoryview) -> Rows:
-        """The bytes as items of one block each, which numpy moves as wholes."""
-        return np.frombuffer(content, dtype=self._block_dtype)
-
-    def _spans_of(self, start: int, end: int) -> list[slice]:
-        if self._range != (start, end):
-            row = self._row_bytes
-            runs = block_runs(self._block_table, self._block_size, start, end)
-            self._spans = [slice(first * row, last * row) for first, last in runs]
-            self._range = (start, end)
-        return self._spans
+    def copy_in(self, tensors: slice, start: int, end: int, content: Rows) -> None:
+        """Scatter positions [start, end). content: uint8 [tensors, bytes]."""
+        rows, plan = self.memory.rows[tensors], self._plan_of(start, end)
+        gather = plan.gather
+        for own, theirs in plan.runs if gather is None else gather.edges:
+            rows[:, theirs] = content[:, own]
+        if gather is not None and len(gather.blocks):
+            whole = content[:, gather.middle].view(self._block_dtype)
+            rows.view(self._block_dtype)[:, gather.blocks] = whole
 
     def _plan_of(self, start: int, end: int) -> _Plan:
-        if self._planned == (start, end) and start < end:
-            return self._plan
+        if self._planned != (start, end):
+            self._plan = self._new_plan(start, end)
+            self._planned = (start, end)
+        return self._plan
+
+    def _new_plan(self, start: int, end: int) -> _Plan:
         size, row = self._block_size, self._row_bytes
+        runs = self._runs(start, end, start)
+        if len(runs) < 2 or (end - start) * row >= len(runs) * SMALL_VIEW_BYTES:
+            return _Plan(runs, None)
         first = min(-(-start // size) * size, end)
         last = max(end // size * size, first)
+        edges = self._runs(start, first, start) + self._runs(last, end, start)
         blocks = np.asarray(self._block_table[first // size : last // size], dtype=np.intp)
-        edges = []
-        for edge_start, edge_end in ((start, first), (last, end)):
-            # Each lies in one block, so it is at most one run.
-            for begin, stop in block_runs(self._block_table, size, edge_start, edge_end):
-                own = slice((edge_start - start) * row, (edge_end - start) * row)
-                edges.append((own, slice(begin * row, stop * row)))
         middle = slice((first - start) * row, (last - start) * row)
-        self._plan = _Plan(tuple(edges), middle, blocks)
-        self._planned = (start, end)
-        return self._plan
+        return _Plan(runs, _Gather(blocks, middle, edges))
+
+    def _runs(self, start: int, end: int, origin: int) -> Pieces:
+        """Pieces of [start, end): where they are among the bytes from `origin` on, and in a region."""
+        row = self._row_bytes
+        at, found = (start - origin) * row, []
+        for first, last in block_runs(self._block_table, self._block_size, start, end):
+            num_bytes = (last - first) * row
+            found.append((slice(at, at + num_bytes), slice(first * row, last * row)))
+            at += num_bytes
+        return tuple(found)

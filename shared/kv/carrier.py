@@ -39,6 +39,10 @@ class Carrier(Protocol):
         """The transport's, for logs and metrics."""
         ...
 
+    def next_put(self, text: str) -> None:
+        """A PUT whose head says this of the carrier. Raises InvalidRequest if that is not what it was made of."""
+        ...
+
     def slots(self, body: Body) -> Slots:
         """How the chunks of one PUT arrive."""
         ...
@@ -46,3 +50,7 @@ class Carrier(Protocol):
     def close(self) -> None:
         """Give everything back; the connection is over."""
         ...
+
+
+# Makes a carrier of a head's field, and of descriptors that came along: it takes those out that it keeps.
+MakeCarrier = Callable[[str, list[int]], Carrier]

@@ -7,8 +7,7 @@ Digests are checked when the trailer is complete. Every failure is final for the
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +18,7 @@ from shared.kv.book import Received
 from shared.kv.header import LENGTH, claimed_chunks, claims_quantised, json_length, parse_header
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk, Expected, Manifest, check
-from shared.kv.pieces import BATCH_TENSORS, Batch, ChunkBytes, Scratch
+from shared.kv.pieces import BATCH_TENSORS, ChunkBytes, Scratch
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_chunk import QuantChunk
 from shared.kv.quant_layout import QuantLayout, blob_layout
@@ -51,8 +50,8 @@ class Slots(Protocol):
         """Called once, when the header is accepted: take what stands in the stream before the first chunk."""
         ...
 
-    def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
-        """One chunk in file order: batches, and memory that holds the bytes of each until the next is asked for."""
+    def fill(self, target: ChunkBytes) -> None:
+        """Bring one chunk to where it belongs, and digest it, in file order."""
         ...
 
 
@@ -151,9 +150,7 @@ class BlobDecoder:
         """Read one chunk into the sink; the digests of its tensors as they arrived."""
         target = ChunkBytes(self._sink, layout, chunk)
         if self._slots is not None:
-            with closing(self._slots.chunk(layout, chunk)) as batches:
-                for batch, memory in batches:
-                    target.copy_in(batch, memory)
+            self._slots.fill(target)
         else:
             for batch in target.batches():
                 section = Section(batch.num_bytes)
@@ -162,7 +159,7 @@ class BlobDecoder:
                     self._fill([memory], section, receive)
                     target.copy_in(batch, memory)
                 else:
-                    views = list(target.views(batch))
+                    views = target.views(batch)
                     self._fill([view for own in views for view in own], section, receive)
                     target.digest(batch, views)
         self._sink.chunk_filled(*chunk)

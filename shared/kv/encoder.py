@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
+from shared.kv.block_views import BlockViews
 from shared.kv.layout import BlobLayout
 from shared.kv.pieces import Batch, ChunkBytes, Scratch
-from shared.kv.pool_memory import InBlocks
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_chunk import QuantChunk
 from shared.kv.quant_layout import QuantLayout
@@ -22,7 +22,8 @@ Buffer = bytes | memoryview
 class BlobEncoder:
     """One blob, front to back: `header`, `chunk(0)`, `chunk(1)`, ..., `trailer`, each once.
 
-    A chunk is either sent in batches (`chunk`) or poured into memory of a carrier (`pour_chunk`).
+    A chunk is sent in batches (`chunk`), poured into memory of a carrier (`pour_chunk`), or left in the pool for a
+    peer that reads it there (`blocks`, `leave_chunk`).
     wait: called before KV is read: (chunk, number of its layers that must be in the pool); returns how many are.
     """
 
@@ -61,7 +62,9 @@ class BlobEncoder:
                 content.digest(batch, memory)
             else:
                 # Digested before they are read for the wire: a block that changes meanwhile is found out.
-                yield content.digested_views(batch)
+                views = content.views(batch)
+                content.digest(batch, views)
+                yield [view for own in views for view in own]
         self._digests += content.digests
 
     def _quantised_chunk(self, index: int, layout: QuantLayout) -> Iterator[list[Buffer]]:
@@ -84,17 +87,24 @@ class BlobEncoder:
             content.digest(batch, memory)
         self._digests += content.digests
 
-    def blocks(self, index: int) -> tuple[Sequence[int], int]:
-        """Where a chunk lies in the pool, for a peer that reads it there, and its length. `chunk` digests it.
+    def blocks(self, index: int) -> Sequence[int]:
+        """Where a chunk lies in the pool, for a peer that reads it there. Raises InvariantBroken if it does not."""
+        return self._in_pool().blocks(*self._layout.manifest.chunks[index])
 
-        Raises InvariantBroken if the source's bytes are not in blocks.
-        """
-        if not isinstance(self._source, InBlocks):
-            raise InvariantBroken("the source does not lie in blocks")
-        if self._wait is not None:
-            self._wait(index, self._layout.manifest.shape.num_layers)
-        start, end = self._layout.manifest.chunks[index]
-        return self._source.blocks(start, end), (end - start) * self._layout.manifest.shape.bytes_per_token
+    def leave_chunk(self, index: int, max_bytes: int) -> Iterator[list[Batch]]:
+        """One chunk that a peer reads from the pool: batches that it may read now, all of them in the end."""
+        content = self._begin(index)
+        for batches in self._ready_together(index, content.batches(max_bytes)):
+            yield batches
+            # The peer reads meanwhile. A block that changes before both have read it is found out.
+            for batch in batches:
+                if content.scattered:
+                    memory = self._scratch.take(batch.num_bytes)
+                    content.copy_out(batch, memory)
+                    content.digest(batch, memory)
+                else:
+                    content.digest(batch, content.views(batch))
+        self._digests += content.digests
 
     def trailer(self, first: FirstTokens) -> list[Buffer]:
         """First tokens, their flags, and the digests of everything."""
@@ -115,12 +125,31 @@ class BlobEncoder:
 
     def _ready(self, index: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Each batch when the layers that it is of are in the pool."""
+        for together in self._ready_together(index, batches):
+            yield from together
+
+    def _ready_together(self, index: int, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+        """Those that are in the pool, whenever one was waited for."""
+        together: list[Batch] = []
         num_layers = 0
         for batch in batches:
-            needed = self._layout.tensors[batch.last - 1][0] + 1
+            needed = self._layers_of(batch)
             if self._wait is not None and needed > num_layers:
+                if together:
+                    yield together
+                    together = []
                 num_layers = self._wait(index, needed)
-            yield batch
+            together.append(batch)
+        yield together
+
+    def _layers_of(self, batch: Batch) -> int:
+        """How many layers must have run for it."""
+        return self._layout.tensors[batch.last - 1][0] + 1
+
+    def _in_pool(self) -> BlockViews:
+        if not isinstance(self._source, BlockViews):
+            raise InvariantBroken("the source does not lie in a pool")
+        return self._source
 
     def _begin(self, index: int) -> ChunkBytes:
         self._count(index)

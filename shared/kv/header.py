@@ -78,13 +78,13 @@ def write_header(
 ) -> bytes:
     """Length and JSON, padded. trailer: the entries of the tensors that follow K and V."""
     shape = manifest.shape
-    entries = [f'"{METADATA}":{orjson.dumps(metadata).decode()}']
+    parts = [b'{"', METADATA.encode(), b'":', orjson.dumps(metadata)]
     at = 0
     for index, (start, end) in enumerate(manifest.chunks):
-        entries.append(_kv_entries(shape, index, end - start, at))
+        parts += (b",", _kv_entries(shape, index, end - start, at))
         at += (end - start) * shape.bytes_per_token
-    entries.append(orjson.dumps(trailer).decode()[1:])
-    return with_length(f"{{{','.join(entries)}".encode())
+    parts += (b",", orjson.dumps(trailer)[1:])
+    return with_length(b"".join(parts))
 
 
 def with_length(content: bytes) -> bytes:
@@ -99,13 +99,17 @@ def kv_tensors(num_layers: int) -> tuple[tuple[int, Kind], ...]:
     return tuple((layer, kind) for layer in range(num_layers) for kind in KINDS)
 
 
-def _kv_entries(shape: KvShape, index: int, num_rows: int, begin: int) -> str:
-    """One chunk's entries. Formatted all at once: one by one they would be half of a short prompt's hand-off."""
+@lru_cache(maxsize=64)
+def _kv_entries(shape: KvShape, index: int, num_rows: int, begin: int) -> bytes:
+    """One chunk's entries. Most prompts begin with chunks of one size, so they are kept: some 10 KB each.
+
+    Formatted all at once: one by one they would be half of a short prompt's hand-off.
+    """
     nbytes = num_rows * shape.row_bytes
     num_tensors = len(kv_tensors(shape.num_layers))
     offsets = list(map(str, range(begin, begin + nbytes * num_tensors + 1, nbytes)))
     form = _entries_form(shape).replace("<chunk>", f"{index:04d}").replace("<rows>", str(num_rows))
-    return form % tuple(chain.from_iterable(pairwise(offsets)))
+    return (form % tuple(chain.from_iterable(pairwise(offsets)))).encode()
 
 
 @lru_cache(maxsize=8)

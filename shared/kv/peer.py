@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from shared.errors import InvalidRequest
-from shared.kv.carrier import Carrier
+from shared.kv.carrier import Carrier, MakeCarrier
 from shared.kv.http_head import RequestHead, read_head
 from shared.kv.pieces import Scratch
-from shared.kv.segment import SegmentShape
 from shared.kv.stream import Stream
-from shared.kv.transports import nixl_wire, shm, tcp
-from shared.kv.transports.nixl_peers import NixlPeers
-from shared.kv.transports.nixl_reads import NixlCarrier
-from shared.kv.transports.shm import MappedSegment
+from shared.kv.transports import tcp
+
+_MOST_DESCRIPTORS = 2
 
 
 class Peer:
-    """Used by one thread. transport: of its listening socket. nixl: if KV may be read over NIXL."""
+    """Used by one thread. transport: of its listening socket. carriers: by the head's field, in lower case."""
 
-    def __init__(self, stream: Stream, transport: str, nixl: NixlPeers | None = None) -> None:
+    def __init__(self, stream: Stream, transport: str, carriers: Mapping[str, MakeCarrier]) -> None:
         self.stream = stream
         self.transport = transport
         self.scratch = Scratch()
-        self._segment: MappedSegment | None = None
-        self._nixl = nixl
-        self._reads: NixlCarrier | None = None
+        self._carriers = carriers
+        self._carrier: Carrier | None = None
+        self._made_of = ""
         self._descriptors: list[int] = []
 
     def read_head(self, max_bytes: int, deadline: float) -> tuple[RequestHead, bytes]:
@@ -38,11 +37,16 @@ class Peer:
 
         Made of what came along with the head, or found as it was made for an earlier one.
         """
-        if (text := head.headers.get(nixl_wire.HEADER.lower())) is not None:
-            return self._reads_for(nixl_wire.Terms.parse(text))
-        if (text := head.headers.get(shm.SEGMENT_HEADER.lower())) is not None:
-            return self._segment_for(SegmentShape.parse(text))
-        return None
+        field = next((field for field in self._carriers if field in head.headers), None)
+        if field is None:
+            return None
+        text = head.headers[field]
+        if self._carrier is None:
+            self._carrier, self._made_of = self._carriers[field](text, self._descriptors), field
+        if field != self._made_of:
+            raise InvalidRequest("a connection keeps the way that its KV goes")
+        self._carrier.next_put(text)
+        return self._carrier
 
     def drop_descriptors(self) -> None:
         """Close what came along with the head and was not used."""
@@ -53,30 +57,14 @@ class Peer:
     def close(self) -> None:
         """Give everything back, whatever of it fails."""
         with ExitStack() as held:
-            for part in (self._segment, self._reads, self.stream):
+            for part in (self._carrier, self.stream):
                 if part is not None:
                     held.callback(part.close)
 
     def _read_some(self, buffer: memoryview, deadline: float) -> int:
-        """Bytes of the head; over a Unix socket a segment's descriptors may come with them."""
+        """Bytes of the head; over a Unix socket descriptors may come with them."""
         if self.transport == tcp.NAME:
             return self.stream.recv_into([buffer], deadline)
-        num_bytes, descriptors = self.stream.recv_descriptors(buffer, shm.NUM_DESCRIPTORS, deadline)
+        num_bytes, descriptors = self.stream.recv_descriptors(buffer, _MOST_DESCRIPTORS, deadline)
         self._descriptors += descriptors
         return num_bytes
-
-    def _segment_for(self, shape: SegmentShape) -> MappedSegment:
-        if self._segment is None:
-            descriptors, self._descriptors = self._descriptors, []
-            self._segment = MappedSegment(descriptors, shape)
-        if self._segment.segment.shape != shape:
-            raise InvalidRequest("a connection keeps its segment")
-        return self._segment
-
-    def _reads_for(self, terms: nixl_wire.Terms) -> NixlCarrier:
-        if self._nixl is None:
-            raise InvalidRequest("KV is not read over NIXL here")
-        if self._reads is None:
-            self._reads = NixlCarrier(self._nixl, terms)
-        self._reads.next_put(terms)
-        return self._reads

@@ -5,16 +5,18 @@ The cut depends on layout and batch size alone, so that two sides that agree on 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
+from shared.kv.block_views import BlockViews
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
-from shared.kv.shape import Kind
-from shared.kv.source import KvSink, KvSource, Scattered
+from shared.kv.pool_memory import Rows
+from shared.kv.source import KvSink, KvSource
 
 # One system call, or one slot of a segment, carries a batch.
 BATCH_BYTES = 512 * 1024
@@ -32,6 +34,11 @@ class Batch(NamedTuple):
     start: int
     end: int
     num_bytes: int
+
+    @property
+    def tensors(self) -> slice:
+        """Which of the chunk's tensors, in file order."""
+        return slice(self.first, self.last)
 
 
 def cut(chunk: Chunk, num_tensors: int, row_bytes: int, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
@@ -62,59 +69,47 @@ def num_batches(chunk: Chunk, num_tensors: int, row_bytes: int, max_bytes: int) 
 class ChunkBytes:
     """One chunk's rows in a source or sink, by batch; `digests` of its tensors as batches are digested in order.
 
-    `scattered`: they are cheaper to copy as a batch than to view one by one.
-    The loops are written out: a short prompt's transfer is nothing but their overhead for each tensor.
+    `scattered`: they are cheaper to copy as a batch than to view one by one. in_pool: the source or sink itself if
+    it lies in a block pool, where rows of many tensors are copied in one call.
     """
 
     def __init__(self, memory: KvSource | KvSink, layout: BlobLayout, chunk: Chunk) -> None:
         self.digests: list[int] = []
+        self.in_pool = memory if isinstance(memory, BlockViews) else None
+        self.scattered = self.in_pool is not None and self.in_pool.is_scattered(*chunk)
+        self.chunk = chunk
         self._memory = memory
-        self._chunk = chunk
         self._tensors = layout.tensors
-        self._row_bytes = layout.row_bytes
-        self._copier = memory if isinstance(memory, Scattered) and memory.is_scattered(*chunk) else None
-        self.scattered = self._copier is not None
+        self.row_bytes = layout.row_bytes
         self._state: xxh3_64 | None = None
 
     def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
         """All of it."""
-        return cut(self._chunk, len(self._tensors), self._row_bytes, max_bytes)
+        return cut(self.chunk, len(self._tensors), self.row_bytes, max_bytes)
 
-    def views(self, batch: Batch) -> Iterator[Sequence[memoryview]]:
+    def views(self, batch: Batch) -> Sequence[Sequence[memoryview]]:
         """The bytes of each tensor where they lie. Raises InvariantBroken if they are not of its size."""
-        start, end = self._chunk
-        row = self._row_bytes
-        of, whole = self._memory.views, (batch.start, batch.end) == self._chunk
-        nbytes = (batch.end - batch.start) * row
-        for layer, kind in self._of(batch):
+        start, end = self.chunk
+        row = self.row_bytes
+        if self.in_pool is not None:
+            return self.in_pool.tensor_views(batch.tensors, batch.start, batch.end)
+        of, whole = self._memory.views, (batch.start, batch.end) == self.chunk
+        nbytes, found = (batch.end - batch.start) * row, []
+        for layer, kind in self._tensors[batch.tensors]:
             own = of(layer, kind, start, end)
             if not whole:
                 own = _between(own, (batch.start - start) * row, (batch.end - start) * row)
-            if (len(own[0]) if len(own) == 1 else sum(map(len, own))) != nbytes:
+            if sum(map(len, own)) != nbytes:
                 raise InvariantBroken("the views of a tensor are not of its size")
-            yield own
-
-    def digested_views(self, batch: Batch) -> list[memoryview]:
-        """The bytes of a batch where they lie, each tensor digested as soon as it is seen."""
-        found: list[memoryview] = []
-
-        def seen() -> Iterator[Sequence[memoryview]]:
-            for own in self.views(batch):
-                found.extend(own)
-                yield own
-
-        self.digest(batch, seen())
+            found.append(own)
         return found
 
     def copy_out(self, batch: Batch, into: memoryview) -> None:
         """Copy a batch to one buffer of its length."""
-        at = 0
-        if self._copier is not None:
-            nbytes = (batch.end - batch.start) * self._row_bytes
-            for layer, kind in self._of(batch):
-                self._copier.copy_out(layer, kind, batch.start, batch.end, into[at : at + nbytes])
-                at += nbytes
+        if self.in_pool is not None:
+            self.in_pool.copy_out(batch.tensors, batch.start, batch.end, _as_rows(batch, into))
             return
+        at = 0
         for own in self.views(batch):
             for view in own:
                 end = at + len(view)
@@ -122,16 +117,16 @@ class ChunkBytes:
                 at = end
 
     def copy_in(self, batch: Batch, content: memoryview) -> None:
-        """Copy a batch from one buffer of its length to where it belongs, and digest what lies there then."""
-        at = 0
-        if self._copier is not None:
-            nbytes = (batch.end - batch.start) * self._row_bytes
-            for layer, kind in self._of(batch):
-                self._copier.copy_in(layer, kind, batch.start, batch.end, content[at : at + nbytes])
-                at += nbytes
-            self.digest(batch, content)
+        """Copy a batch from one buffer of its length to where it belongs, and digest it.
+
+        What is digested is what lies there then, or the buffer where that would be dear.
+        """
+        if self.in_pool is not None:
+            self.in_pool.copy_in(batch.tensors, batch.start, batch.end, _as_rows(batch, content))
+            self.digest(batch, content if self.scattered else self.views(batch))
             return
-        views = list(self.views(batch))
+        at = 0
+        views = self.views(batch)
         for own in views:
             for view in own:
                 end = at + len(view)
@@ -139,15 +134,28 @@ class ChunkBytes:
                 at = end
         self.digest(batch, views)
 
-    def digest(self, batch: Batch, content: memoryview | Iterable[Sequence[memoryview]]) -> None:
+    def copy_from(self, batch: Batch, source: BlockViews, origin: int, scratch: Scratch) -> None:
+        """Copy a batch from a peer's pool, and digest what has come. origin: position 0 of `source` here."""
+        start, end = batch.start - origin, batch.end - origin
+        rows = source.adjacent_rows(batch.tensors, start, end)
+        if rows is not None and self.in_pool is not None and not self.scattered:
+            self.in_pool.copy_in(batch.tensors, batch.start, batch.end, rows)
+            self.digest(batch, self.views(batch))
+            return
+        # Never digested where the peer can change it: it is not what was copied then.
+        memory = scratch.take(batch.num_bytes)
+        source.copy_out(batch.tensors, start, end, _as_rows(batch, memory))
+        self.copy_in(batch, memory)
+
+    def digest(self, batch: Batch, content: memoryview | Sequence[Sequence[memoryview]]) -> None:
         """Digest a batch: one buffer of its length, or the views of each tensor.
 
         A tensor in one piece needs no state of its own: setting one up costs as much as digesting 30 KB.
         """
         if isinstance(content, memoryview):
-            nbytes = (batch.end - batch.start) * self._row_bytes
+            nbytes = (batch.end - batch.start) * self.row_bytes
             content = [[content[at : at + nbytes]] for at in range(0, batch.num_bytes, nbytes)]
-        if (batch.start, batch.end) == self._chunk:
+        if (batch.start, batch.end) == self.chunk:
             self.digests += [
                 xxh3_64_intdigest(own[0]) if len(own) == 1 else _digest_of(own) for own in content
             ]
@@ -157,12 +165,14 @@ class ChunkBytes:
         for own in content:
             for view in own:
                 self._state.update(view)
-        if batch.end == self._chunk[1]:
+        if batch.end == self.chunk[1]:
             self.digests.append(self._state.intdigest())
             self._state = None
 
-    def _of(self, batch: Batch) -> Sequence[tuple[int, Kind]]:
-        return self._tensors[batch.first : batch.last]
+
+def _as_rows(batch: Batch, content: memoryview) -> Rows:
+    """A buffer as uint8 [tensors, bytes]."""
+    return np.frombuffer(content, dtype=np.uint8).reshape(batch.last - batch.first, -1)
 
 
 def _digest_of(views: Sequence[memoryview]) -> int:

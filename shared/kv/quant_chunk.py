@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import DigestMismatch
+from shared.kv.block_views import BlockViews
 from shared.kv.manifest import Chunk
 from shared.kv.pieces import BATCH_BYTES, Batch
+from shared.kv.pool_memory import Rows
 from shared.kv.quant import NotFinite, Quantised
 from shared.kv.quant_layout import QuantLayout
-from shared.kv.shape import Kind
-from shared.kv.source import KvSink, KvSource, Scattered
+from shared.kv.shape import KINDS, Kind
+from shared.kv.source import KvSink, KvSource
 
 
 class CannotQuantise(Exception):
@@ -38,7 +41,7 @@ class QuantChunk:
         self._scale_bytes = self._quantiser.scale_bytes(num_tokens)
         self._tensor_bytes = layout.tensor_bytes(num_tokens)
         self._rows = memoryview(bytearray(min(num_tokens, self._quantiser.batch_tokens) * self._row_bytes))
-        self._by_rows = memory if isinstance(memory, Scattered) else None
+        self._in_pool = memory if isinstance(memory, BlockViews) else None
 
     def batches(self) -> Iterator[Batch]:
         """All of it, in batches of at least one tensor."""
@@ -80,17 +83,17 @@ class QuantChunk:
 
     def _quantise(self, layer: int, kind: Kind, into: Quantised) -> None:
         start, end = self._chunk
-        if self._by_rows is None:
+        if self._in_pool is None:
             views = self._memory.views(layer, kind, start, end)
             self._quantiser.quantise(views[0] if len(views) == 1 else memoryview(b"".join(views)), into)
             return
         for first, last, rows in self._row_ranges():
-            self._by_rows.copy_out(layer, kind, first, last, rows)
+            self._in_pool.copy_out(_tensor(layer, kind), first, last, _one_row(rows))
             self._quantiser.quantise(rows, self._quantiser.part(into, first - start, last - start))
 
     def _dequantise(self, layer: int, kind: Kind, quantised: Quantised) -> None:
         start, end = self._chunk
-        if self._by_rows is None:
+        if self._in_pool is None:
             at = 0
             rows = memoryview(bytearray((end - start) * self._row_bytes))
             self._quantiser.dequantise(quantised, rows)
@@ -100,7 +103,7 @@ class QuantChunk:
             return
         for first, last, rows in self._row_ranges():
             self._quantiser.dequantise(self._quantiser.part(quantised, first - start, last - start), rows)
-            self._by_rows.copy_in(layer, kind, first, last, rows)
+            self._in_pool.copy_in(_tensor(layer, kind), first, last, _one_row(rows))
 
     def _row_ranges(self) -> Iterator[tuple[int, int, memoryview]]:
         """Half-open positions, and the buffer for their rows."""
@@ -109,3 +112,13 @@ class QuantChunk:
         for first in range(start, end, step):
             last = min(first + step, end)
             yield first, last, self._rows[: (last - first) * self._row_bytes]
+
+
+def _tensor(layer: int, kind: Kind) -> slice:
+    at = layer * len(KINDS) + KINDS.index(kind)
+    return slice(at, at + 1)
+
+
+def _one_row(rows: memoryview) -> Rows:
+    """A buffer as uint8 [1, bytes]."""
+    return np.frombuffer(rows, dtype=np.uint8).reshape(1, -1)

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from shared.errors import Unavailable
 from shared.kv.answers import error_body, say_last_word
 from shared.kv.book import ReceiveBook
+from shared.kv.carrier import MakeCarrier
 from shared.kv.limits import ReceiveLimits
 from shared.kv.peer import Peer
 from shared.kv.put import PutReport, serve_put
 from shared.kv.stream import Interrupted, Stream
 from shared.kv.ticket import kv_url
-from shared.kv.transports import nixl_wire, shm, tcp, unix
+from shared.kv.transports import nixl_wire, shm, shm_ring, tcp, unix
 from shared.kv.transports.nixl_peers import NixlPeers
+from shared.kv.transports.nixl_reads import NixlCarrier
 
 _OUT_OF_RESOURCES_WAIT_S = 0.2
 
@@ -92,6 +94,11 @@ class KvListener:
         if self._host_id is None:
             local = []
         self._nixl = nixl
+        self._carriers: dict[str, MakeCarrier] = {
+            shm.HEADER.lower(): shm.MappedPools().carrier,
+            shm_ring.HEADER.lower(): shm_ring.SegmentCarrier,
+            nixl_wire.HEADER.lower(): lambda text, _: NixlCarrier(nixl, text),
+        }
         self._transports = (*local, *([nixl_wire.NAME] if nixl else []), tcp.NAME)
         self._kv_socket = unix.new_name() if local else None
         try:
@@ -188,7 +195,7 @@ class KvListener:
                 elif not unix.is_own_user(sock):
                     sock.close()
                     return
-                served = _Served(Peer(Stream(sock), transport, self._nixl))
+                served = _Served(Peer(Stream(sock), transport, self._carriers))
                 thread = threading.Thread(
                     target=self._run, args=(group, target, served), name="kv", daemon=True
                 )

@@ -1,13 +1,13 @@
 """Where KV bytes come from and go to: the pool, seen as plain bytes.
 
-`shared.kv.block_views` implements all of it over any flat buffers; staged device memory is another implementation.
+`shared.kv.block_views` implements both over a pool in host memory; staged device memory is another implementation.
 `start`, `end` are half-open token positions of the sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from shared.kv.shape import Kind
 
@@ -36,21 +36,4 @@ class KvSink(Protocol):
 
     def chunk_filled(self, start: int, end: int) -> None:
         """Every byte of the chunk is in its views (a staged sink now copies them on). Must not block."""
-        ...
-
-
-@runtime_checkable
-class Scattered(Protocol):
-    """What a source or sink adds if its views can be many and small: one call copies any range of rows."""
-
-    def is_scattered(self, start: int, end: int) -> bool:
-        """Whether copying through one buffer is cheaper than handling each view of this chunk."""
-        ...
-
-    def copy_out(self, layer: int, kind: Kind, start: int, end: int, into: memoryview) -> None:
-        """Gather the bytes of [end - start, K, D]. start, end may lie anywhere in a chunk."""
-        ...
-
-    def copy_in(self, layer: int, kind: Kind, start: int, end: int, content: memoryview) -> None:
-        """Scatter the bytes of [end - start, K, D] to where they belong."""
         ...

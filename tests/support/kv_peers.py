@@ -21,7 +21,7 @@ from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Expected, Manifest, plan_chunks
 from shared.kv.outgoing import Send, SendTimeouts
-from shared.kv.pool_memory import PoolMemory
+from shared.kv.pool_memory import PoolMemory, shared_memory
 from shared.kv.progress import Progress
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
@@ -93,14 +93,10 @@ def send_part(pipe: Connection, secret: bytes, handoff: Handoff, want: Expected,
 def zeros(want: Expected) -> tuple[BlockViews, PoolMemory]:
     """A pool for one sequence, and where it lies."""
     num_blocks = -(-want.num_tokens // _BLOCK_SIZE)
-    size = num_blocks * _BLOCK_SIZE * want.shape.row_bytes
-    regions = {
-        (layer, kind): memoryview(bytearray(size)) for layer in range(want.shape.num_layers) for kind in KINDS
-    }
-    source = BlockViews(
-        lambda layer, kind: regions[layer, kind], range(num_blocks), _BLOCK_SIZE, want.shape.row_bytes
-    )
-    return source, PoolMemory(tuple(regions.values()), _BLOCK_SIZE)
+    num_regions = want.shape.num_layers * len(KINDS)
+    content, descriptor = shared_memory(num_regions * num_blocks * _BLOCK_SIZE * want.shape.row_bytes)
+    memory = PoolMemory(content, num_regions, num_blocks, _BLOCK_SIZE, descriptor)
+    return BlockViews(memory, range(num_blocks), want.shape.row_bytes), memory
 
 
 def receive_part(pipe: Connection, secret: bytes, template: Expected, transport: str) -> None:

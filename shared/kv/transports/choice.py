@@ -16,7 +16,8 @@ from shared.kv.transports.base import Transport, TransportUnavailable
 from shared.kv.transports.nixl import NixlTransport
 from shared.kv.transports.nixl_agent import NixlAgent
 from shared.kv.transports.nixl_peers import NixlPeers
-from shared.kv.transports.shm import SegmentBudget, ShmTransport
+from shared.kv.transports.shm import ShmTransport
+from shared.kv.transports.shm_ring import RingTransport, SegmentBudget
 from shared.kv.transports.tcp import TcpTransport
 from shared.kv.transports.unix import UnixTransport
 
@@ -42,11 +43,11 @@ TransportNames = Annotated[
 def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES, pool: PoolMemory | None = None) -> list[Transport]:
     """The named transports that pass their self-test; says in the log which do not, and why.
 
-    pool: what is sent from, if it lies in host memory.
+    pool: what is sent from, if it lies in host memory. shm_bytes: bounds what is mapped if peers cannot map that.
     """
     make: dict[str, Callable[[], Transport]] = {
         nixl_wire.NAME: lambda: NixlTransport(pool),
-        shm.NAME: lambda: ShmTransport(SegmentBudget(shm_bytes)),
+        shm.NAME: lambda: shm_transport(pool, shm_bytes),
         unix.NAME: UnixTransport,
         tcp.NAME: TcpTransport,
     }
@@ -59,6 +60,13 @@ def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES, pool: PoolMemory | No
     return passed
 
 
+def shm_transport(pool: PoolMemory | None, shm_bytes: int) -> Transport:
+    """From the pool itself if a peer can map it, else through a ring."""
+    if pool is not None and pool.descriptor is not None:
+        return ShmTransport(pool)
+    return RingTransport(SegmentBudget(shm_bytes))
+
+
 @dataclass(frozen=True, slots=True)
 class Offered:
     """What a receiving process can take: arguments of shared.kv.receiver.KvListener."""
@@ -67,8 +75,11 @@ class Offered:
     nixl: NixlPeers | None
 
 
-def offered(names: str) -> Offered:
-    """The named transports that pass their self-test, for the receiving side."""
+def offered(names: str, pool: PoolMemory | None = None) -> Offered:
+    """The named transports that pass their self-test, for the receiving side.
+
+    pool: what is received into, if it lies in host memory.
+    """
     wanted = dict.fromkeys(names.split(","))
     peers = None
     if nixl_wire.NAME in wanted:
@@ -76,7 +87,7 @@ def offered(names: str) -> Offered:
         with _told(nixl_wire.NAME):
             agent = NixlAgent()
             agent.check()
-            peers = NixlPeers(agent)
+            peers = NixlPeers(agent, pool)
     others = usable(",".join(wanted)) if wanted else []
     return Offered(tuple(transport.name for transport in others), peers)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 
 from shared.errors import TransportFailed
+from shared.kv import in_place
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.pool_memory import PoolMemory
@@ -21,7 +22,7 @@ from shared.kv.ticket import Ticket
 from shared.kv.transports.base import Connection, Interrupting, TransportUnavailable
 from shared.kv.transports.nixl_agent import NixlAgent, Registration
 from shared.kv.transports.nixl_notices import Notices
-from shared.kv.transports.nixl_wire import HEADER, NAME, TOKEN_BYTES, Introduction, Terms, pack_blocks
+from shared.kv.transports.nixl_wire import HEADER, NAME, TOKEN_BYTES, Introduction, Terms
 from shared.kv.transports.tcp import TcpTransport
 
 
@@ -48,9 +49,8 @@ class NixlTransport:
             raise TransportUnavailable("the KV pool does not lie in host memory")
         agent = self._agent or NixlAgent()
         agent.check()
-        addresses = self._pool.addresses()
-        self._registered = agent.register(*addresses)
-        bases = tuple(address for address, _ in addresses)
+        self._registered = agent.register(self._pool.extent)
+        bases = tuple(map(int, self._pool.addresses))
         self._introduction = Introduction(agent.metadata(), bases).pack()
         self._notices = Notices(agent)
 
@@ -107,11 +107,9 @@ class NixlConnection(Connection):
         self._wait_read(io_s)
         if (failure := self._reading.failure) is not None:
             raise TransportFailed(f"KV cannot be sent over NIXL: {failure}") from failure
-        blocks, num_bytes = encoder.blocks(index)
-        self._notices.tell(self._reading, num_bytes)
-        self.stream.send_all([pack_blocks(blocks)], time.monotonic() + io_s)
-        for _ in encoder.chunk(index):
-            pass
+        for message, num_bytes in in_place.messages(encoder, index):
+            self._notices.tell(self._reading, num_bytes)
+            self.stream.send_all([message], time.monotonic() + io_s)
 
     def await_answer(self, io_s: float) -> None:
         """The peer may read on for as long as it makes progress, or the library can tell of it."""

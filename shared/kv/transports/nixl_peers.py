@@ -14,13 +14,14 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from shared.kv.pool_memory import address_of
+from shared.kv.in_place import IN_PLACE_BYTES
+from shared.kv.pool_memory import PoolMemory, address_of
 from shared.kv.transports.base import TransportUnavailable
 from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed, Registration
 
 # A slot is filled, digested and emptied while it is in the core's cache; several are filled at once over a network.
-NUM_SLOTS = 8
-SLOT_BYTES = 512 * 1024
+NUM_SLOTS = 4
+SLOT_BYTES = IN_PLACE_BYTES
 
 LANDING_BYTES = NUM_SLOTS * SLOT_BYTES
 
@@ -64,10 +65,15 @@ class _Known:
 
 
 class NixlPeers:
-    """Of one listener. Thread-safe. Landing areas: one a connection, some kept for later, some set aside."""
+    """Of one listener. Thread-safe. Landing areas: one a connection, some kept for later, some set aside.
 
-    def __init__(self, agent: NixlAgent) -> None:
+    pool: what sinks lie in, for reads that need no landing. Raises TransportUnavailable.
+    """
+
+    def __init__(self, agent: NixlAgent, pool: PoolMemory | None = None) -> None:
         self.agent = agent
+        self.pool = pool
+        self._registered = agent.register(pool.extent) if pool else None
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._kept: list[Landing] = []
@@ -119,12 +125,16 @@ class NixlPeers:
                 if not known.num_users:
                     self.agent.forget(name)
                     del self._known[name]
+            if self._registered is not None:
+                with suppress(TransportUnavailable):
+                    self._registered.close()
+                self._registered = None
 
     def _reap(self) -> None:
         """Take back what no read goes to; out of the books first, so that no failure gives it out twice."""
         for _ in range(len(self._aside)):
             name, landing, begun = self._aside[0]
-            left = [read for read in begun if not _has_ended(read)]
+            left = [read for read in begun if not has_ended(read)]
             self._aside.popleft()
             if left:
                 self._aside.append((name, landing, left))
@@ -152,7 +162,8 @@ class NixlPeers:
             del self._known[name]
 
 
-def _has_ended(read: Read) -> bool:
+def has_ended(read: Read) -> bool:
+    """Whether the library writes nothing more for it."""
     try:
         return read.done()
     except ReadFailed:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
 from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
-from shared.kv.block_views import block_runs
 from shared.kv.carrier import Body
 from shared.kv.decoder import Section
+from shared.kv.in_place import ToldChunk
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
-from shared.kv.pieces import Batch, cut
+from shared.kv.pieces import ChunkBytes
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.transports.base import TransportUnavailable
 from shared.kv.transports.nixl_agent import Ranges, Read, ReadFailed
-from shared.kv.transports.nixl_peers import NUM_SLOTS, SLOT_BYTES, Landing, NixlPeers
-from shared.kv.transports.nixl_wire import BLOCK, NAME, Introduction, Terms, pack_notice, unpack_blocks
+from shared.kv.transports.nixl_peers import NUM_SLOTS, SLOT_BYTES, Landing, NixlPeers, has_ended
+from shared.kv.transports.nixl_ranges import Matched, Ranged, packed
+from shared.kv.transports.nixl_wire import NAME, Introduction, Terms, pack_notice
 
 _SHORTEST_PAUSE_S = 0.00005
 _LONGEST_PAUSE_S = 0.001
 # A read that follows a notice waits for the peer to have taken it.
-_BATCHES_A_NOTICE = 64
+_BATCHES_A_NOTICE = 32
+_AT_ONCE_S = 0.01
 
 
 class NixlCarrier:
@@ -32,18 +36,23 @@ class NixlCarrier:
 
     name = NAME
 
-    def __init__(self, peers: NixlPeers, terms: Terms) -> None:
-        self.terms = terms
-        self.bases: tuple[int, ...] = ()
+    def __init__(self, peers: NixlPeers | None, text: str) -> None:
+        if peers is None:
+            raise InvalidRequest("KV is not read over NIXL here")
+        self.terms = Terms.parse(text)
+        self.bases = np.zeros(0, dtype=np.uint64)
         self.read_bytes = 0
         self.begun: deque[Read] = deque()
         self.landing: Landing | None = None
+        # The library copies at once: a read to the landing area was over when it had begun, none took long since.
+        self.reads_at_once = False
         self._peers = peers
         self._peer = ""
         self._is_broken = False
 
-    def next_put(self, terms: Terms) -> None:
+    def next_put(self, text: str) -> None:
         """Raises InvalidRequest if the connection's terms change."""
+        terms = Terms.parse(text)
         if (terms.block_size, terms.token) != (self.terms.block_size, self.terms.token):
             raise InvalidRequest("a connection keeps its terms")
         self.terms = terms
@@ -61,11 +70,16 @@ class NixlCarrier:
             self._peer, self.landing = self._peers.take(introduction.metadata)
         except (ReadFailed, TransportUnavailable) as exc:
             raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
-        self.bases = introduction.bases
+        self.bases = np.array(introduction.bases, dtype=np.uint64)
 
-    def begin(self, local: Ranges, remote: Ranges) -> None:
-        """Begin to read a batch. Raises ReadFailed."""
-        self.begun.append(self._peers.agent.read(self._peer, local, remote))
+    @property
+    def pool(self) -> PoolMemory | None:
+        """What the library may write to beside the landing area."""
+        return self._peers.pool
+
+    def begin(self, local: Ranges, remote: Ranges) -> Read:
+        """Begin to read. Raises ReadFailed."""
+        return self._peers.agent.read(self._peer, local, remote)
 
     def tell(self) -> None:
         """How much was read. Raises ReadFailed."""
@@ -89,55 +103,85 @@ class NixlSlots:
         self._carrier = carrier
         self._body = body
         self._terms = carrier.terms
+        self._num_tensors = 0
+        self._last_chunk: Chunk | None = None
 
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """Header, introduction, blocks and trailer. Raises ManifestMismatch for rows that no slot can hold."""
         if layout.row_bytes > SLOT_BYTES:
             raise ManifestMismatch("a slot is smaller than one row of KV")
+        self._num_tensors = len(layout.tensors)
+        self._last_chunk = layout.manifest.chunks[-1] if layout.manifest.chunks else None
         return self._terms.body_bytes(header_bytes, layout)
 
     def begin(self) -> None:
         """Read the introduction, which the first PUT has even if nothing is to be read.
 
-        Raises InvalidRequest, TransportFailed; TimeoutError, Interrupted, OSError.
+        Raises InvalidRequest, ManifestMismatch, TransportFailed; TimeoutError, Interrupted, OSError.
         """
         if num_bytes := self._terms.introduction_bytes:
             self._carrier.introduce(self._body.read(num_bytes, Section(num_bytes)))
         if self._carrier.landing is None:
             raise InvalidRequest("a peer introduces itself before it names blocks")
+        if len(self._carrier.bases) != self._num_tensors:
+            raise ManifestMismatch("the pool has not the layers that the manifest implies")
 
-    def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
-        """Batches as they have been read: one after the other, or several at once if that takes time.
+    def fill(self, target: ChunkBytes) -> None:
+        """Batches as the sender tells of them.
 
         Raises InvalidRequest, ManifestMismatch; TransportFailed; TimeoutError, Interrupted, OSError.
         """
-        row_bytes, num_tensors = layout.row_bytes, len(layout.tensors)
-        section = Section((chunk[1] - chunk[0]) * row_bytes * num_tensors)
-        carrier, landing = self._carrier, self._carrier.landing
-        assert landing is not None
-        if len(carrier.bases) != num_tensors:
-            raise ManifestMismatch("the pool has not the layers that the manifest implies")
-        source = _Source(carrier.bases, self._terms, self._read_blocks(chunk, section), chunk, row_bytes)
-        batches = list(cut(chunk, num_tensors, row_bytes, SLOT_BYTES))
-        num_begun = 0
-        for position, batch in enumerate(batches):
-            pause_s = _SHORTEST_PAUSE_S
+        carrier = self._carrier
+        told = ToldChunk(self._body, target, self._terms.block_size)
+        remote = Ranged(carrier.bases, told.blocks, told.block_size, told.origin, target.row_bytes)
+        landed = _Landed(carrier, told, remote)
+        in_place = self._in_place(target, remote)
+        num_told = 0
+        for position, batch in enumerate(told.batches):
+            if position == num_told + _BATCHES_A_NOTICE or not told.can_tell(position):
+                self._tell()
+                num_told = position
+            told.wait(position)
+            section = Section(batch.num_bytes, taken_bytes=1)
             with self._reading():
-                while num_begun <= position or not carrier.begun[0].done():
-                    if num_begun < min(len(batches), position + NUM_SLOTS):
-                        remote = source.ranges(batches[num_begun])
-                        carrier.begin(_packed(remote, landing, num_begun), remote)
-                        num_begun += 1
-                        continue
-                    self._wait(pause_s, section)
-                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            carrier.begun.popleft()
-            section.taken_bytes += batch.num_bytes
+                if in_place is not None and carrier.reads_at_once and not carrier.begun:
+                    self._read_in_place(*in_place.ranges(batch), section)
+                    landed.num_begun += 1
+                    target.digest(batch, target.views(batch))
+                else:
+                    target.copy_in(batch, landed.next(position, partial(self._wait, section)))
             carrier.read_bytes += batch.num_bytes
-            yield batch, landing.slot(position)[: batch.num_bytes]
-            if (position + 1) % _BATCHES_A_NOTICE == 0 or position + 1 == len(batches):
-                with self._reading():
-                    carrier.tell()
+        # After the last one comes the answer, which says the same.
+        if target.chunk != self._last_chunk:
+            self._tell()
+
+    def _in_place(self, target: ChunkBytes, remote: Ranged) -> Matched | None:
+        """From where to where, if the library may write there and the chunk's blocks are neighbours."""
+        sink, pool = target.in_pool, self._carrier.pool
+        if sink is None or sink.memory is not pool or target.scattered:
+            return None
+        blocks = sink.blocks(*target.chunk)
+        origin = target.chunk[0] // pool.block_size * pool.block_size
+        return Matched(Ranged(pool.addresses, blocks, pool.block_size, origin, target.row_bytes), remote)
+
+    def _read_in_place(self, local: Ranges, remote: Ranges, section: Section) -> None:
+        """Read to where the bytes belong; however this ends, the library writes there no more."""
+        began = time.monotonic()
+        read = self._carrier.begin(local, remote)
+        pause_s = _SHORTEST_PAUSE_S
+        try:
+            while not read.done():
+                self._wait(section, pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            # It cannot be called off. The blocks are this reservation's until it has ended.
+            while not has_ended(read):
+                time.sleep(_LONGEST_PAUSE_S)
+            self._carrier.reads_at_once = time.monotonic() - began < _AT_ONCE_S
+
+    def _tell(self) -> None:
+        with self._reading():
+            self._carrier.tell()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -147,50 +191,44 @@ class NixlSlots:
             self._carrier.broken()
             raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
 
-    def _read_blocks(self, chunk: Chunk, section: Section) -> tuple[int, ...]:
-        num_blocks = self._terms.num_blocks(*chunk)
-        blocks = unpack_blocks(self._body.read(num_blocks * BLOCK.size, section))
-        section.taken_bytes += 1  # the chunk has begun
-        return blocks
-
-    def _wait(self, pause_s: float, section: Section) -> None:
+    def _wait(self, section: Section, pause_s: float) -> None:
         if time.monotonic() > self._body.due(section):
             raise TransportFailed("KV did not come over NIXL in its time")
         self._body.stream.pause(pause_s)
 
 
-class _Source:
-    """Where the peer's pool has the rows of one chunk."""
+class _Landed:
+    """Batches of one chunk by way of the landing area: one at a time, or several if reading takes time."""
 
-    def __init__(
-        self, bases: Sequence[int], terms: Terms, blocks: Sequence[int], chunk: Chunk, row_bytes: int
-    ) -> None:
-        self._bases = bases
-        self._blocks = blocks
-        self._block_size = terms.block_size
-        self._first = chunk[0] // terms.block_size * terms.block_size
-        self._row_bytes = row_bytes
-        self._rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    def __init__(self, carrier: NixlCarrier, told: ToldChunk, remote: Ranged) -> None:
+        assert carrier.landing is not None
+        self.num_begun = 0
+        self._carrier = carrier
+        self._landing = carrier.landing
+        self._told = told
+        self._remote = remote
 
-    def ranges(self, batch: Batch) -> Ranges:
-        """(address, length, 0) of a batch in file order, neighbouring blocks joined."""
-        rows = self._rows_of(batch.start, batch.end)
-        bases = self._bases[batch.first : batch.last]
-        return np.array([(base + at, length, 0) for base in bases for at, length in rows], dtype=np.uint64)
+    def next(self, position: int, wait: Callable[[float], None]) -> memoryview:
+        """The bytes of a batch. wait: so many seconds. Raises ReadFailed, and what `wait` raises."""
+        begun, batches = self._carrier.begun, self._told.batches
+        if self.num_begun <= position:
+            self._begin()
+            self._carrier.reads_at_once = begun[0].done()
+        pause_s = _SHORTEST_PAUSE_S
+        while not begun[0].done():
+            if self.num_begun < min(len(batches), position + NUM_SLOTS) and self._told.can_tell(
+                self.num_begun
+            ):
+                self._told.wait(self.num_begun)
+                self._begin()
+            else:
+                wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        begun.popleft()
+        return self._landing.slot(position)[: batches[position].num_bytes]
 
-    def _rows_of(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(offset, length) in each layer's K or V."""
-        key = (start, end)
-        if key not in self._rows:
-            runs = block_runs(self._blocks, self._block_size, start - self._first, end - self._first)
-            row = self._row_bytes
-            self._rows[key] = [(first * row, (last - first) * row) for first, last in runs]
-        return self._rows[key]
-
-
-def _packed(remote: Ranges, landing: Landing, position: int) -> Ranges:
-    """Ranges of the same lengths, one after the other in a slot."""
-    local = remote.copy()
-    ends = np.cumsum(local[:, 1])
-    local[:, 0] = np.uint64(landing.address + landing.offset(position)) + ends - local[:, 1]
-    return local
+    def _begin(self) -> None:
+        remote = self._remote.ranges(self._told.batches[self.num_begun])
+        local = packed(remote, self._landing.address + self._landing.offset(self.num_begun))
+        self._carrier.begun.append(self._carrier.begin(local, remote))
+        self.num_begun += 1

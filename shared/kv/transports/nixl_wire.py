@@ -1,7 +1,7 @@
 """What the two sides of the NIXL transport say to each other beside what every PUT says.
 
     X-Handoff-Nixl: <block size>/<introduction bytes>/<token>
-    PUT body: header | introduction | per chunk: a u32 for each block that holds it | trailer
+    PUT body: header | introduction | u32 u32 ... (`shared.kv.in_place`) | trailer
 
 The introduction comes with the first PUT of a connection: the library's metadata of the prefill worker, and where
 its pool has the K and V of each layer. A notice goes from decode to prefill through the library: how much was read.
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
+from shared.kv import in_place
 from shared.kv.layout import BlobLayout
 
 NAME = "nixl"
@@ -22,7 +22,6 @@ HEADER = "X-Handoff-Nixl"
 TOKEN_BYTES = 8
 MAX_INTRODUCTION_BYTES = 1024 * 1024
 
-BLOCK = struct.Struct("<I")
 _MAX_BLOCK_SIZE = 1 << 20
 _FIELDS = re.compile(rf"([1-9][0-9]{{0,6}})/(0|[1-9][0-9]{{0,6}})/([0-9a-f]{{{2 * TOKEN_BYTES}}})")
 _SIZES = struct.Struct("<II")
@@ -48,14 +47,10 @@ class Terms:
             raise InvalidRequest(f"{HEADER} cannot be read")
         return cls(int(match[1]), int(match[2]), bytes.fromhex(match[3]))
 
-    def num_blocks(self, start: int, end: int) -> int:
-        """How many blocks hold token positions [start, end)."""
-        return -(-end // self.block_size) - start // self.block_size
-
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """Length of the PUT's body."""
-        num_blocks = sum(self.num_blocks(start, end) for start, end in layout.manifest.chunks)
-        return header_bytes + self.introduction_bytes + num_blocks * BLOCK.size + layout.trailer_bytes
+        chunks_bytes = in_place.body_bytes(layout, self.block_size)
+        return header_bytes + self.introduction_bytes + chunks_bytes + layout.trailer_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +75,6 @@ class Introduction:
         except struct.error as exc:
             raise InvalidRequest("the NIXL introduction cannot be read") from exc
         return cls(bytes(content[_SIZES.size : end]), bases)
-
-
-def pack_blocks(blocks: Sequence[int]) -> bytes:
-    """Block ids as they travel."""
-    return struct.pack(f"<{len(blocks)}I", *blocks)
-
-
-def unpack_blocks(content: bytes | bytearray) -> tuple[int, ...]:
-    """Read what `pack_blocks` wrote."""
-    return struct.unpack(f"<{len(content) // BLOCK.size}I", content)
 
 
 def pack_notice(token: bytes, read_bytes: int) -> bytes:

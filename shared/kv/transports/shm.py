@@ -1,239 +1,220 @@
-"""Shared memory on one host: the blob's chunks lie in a segment of the sender's, and the receiver copies them out.
+"""Shared memory on one host: the receiver maps the sender's pool and copies KV from there to its own, once.
 
-The PUT goes over the Unix socket. Its body is header and trailer as ever, and between them for each batch of a
-chunk only its length, as u32, sent when the batch lies in its slot. So all waiting is a read of the socket. The
-segment's descriptors come with the first PUT of a connection, whose segment it is from then on.
+The PUT goes over the Unix socket. The pool's descriptor comes with the first PUT of a connection; in the place of
+each chunk the body names its blocks (`shared.kv.in_place`). The sender keeps them until it has the answer.
 
-    PUT body:  header | u32 | u32 | ... | trailer         X-Handoff-Segment: <slots>x<bytes of a slot>
+    X-Handoff-Pool: <regions>x<blocks>x<block size>      PUT body:  header | u32 u32 ... | trailer
+
+For a pool that is not in shared memory there is `shm_ring`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
-import struct
-import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
-from shared.errors import ManifestMismatch
+from shared.errors import InvalidRequest, ManifestMismatch
+from shared.kv import in_place
+from shared.kv.block_views import BlockViews
 from shared.kv.carrier import Body
-from shared.kv.decoder import Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
-from shared.kv.manifest import Chunk
-from shared.kv.pieces import Batch, cut, num_batches
-from shared.kv.segment import Segment, SegmentShape, attach, create
+from shared.kv.pieces import ChunkBytes, Scratch
+from shared.kv.pool_memory import PoolMemory, mapped, shared_memory
 from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket
 from shared.kv.transports import unix
 from shared.kv.transports.base import Connection, Interrupting, TransportUnavailable
 
 NAME = "shm"
-SEGMENT_HEADER = "X-Handoff-Segment"
-NUM_DESCRIPTORS = 2
+HEADER = "X-Handoff-Pool"
 
-# A slot is copied in and out while it is in the cores' caches; the ring lets the two sides work at the same time.
-SHAPE = SegmentShape(num_slots=8, slot_bytes=512 * 1024)
-
-_LENGTH = struct.Struct("<I")
+_TERMS = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,9})x([1-9][0-9]{0,6})")
 
 
-class SegmentBudget:
-    """Bounds the memory of all segments of a process. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The head's field: how the pool is divided."""
 
-    def __init__(self, total_bytes: int) -> None:
-        self._lock = threading.Lock()
-        self._left_bytes = total_bytes
+    num_regions: int
+    num_blocks: int
+    block_size: int
 
-    def take(self, num_bytes: int) -> None:
-        """Raises TransportUnavailable if that is too much."""
-        with self._lock:
-            if num_bytes > self._left_bytes:
-                raise TransportUnavailable("all shared memory is in use")
-            self._left_bytes -= num_bytes
+    def __str__(self) -> str:
+        return f"{self.num_regions}x{self.num_blocks}x{self.block_size}"
 
-    def give_back(self, num_bytes: int) -> None:
-        """The other end of `take`."""
-        with self._lock:
-            self._left_bytes += num_bytes
+    @classmethod
+    def parse(cls, text: str) -> Terms:
+        """Read what `str` wrote. Raises InvalidRequest."""
+        match = _TERMS.fullmatch(text)
+        if match is None:
+            raise InvalidRequest(f"{HEADER} cannot be read")
+        return cls(*(int(number) for number in match.groups()))
+
+    def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
+        """Length of the PUT's body."""
+        return header_bytes + in_place.body_bytes(layout, self.block_size) + layout.trailer_bytes
 
 
 class ShmTransport:
-    """Sender's side (shared.kv.transports.base.Transport). An address is an abstract name."""
+    """Sender's side (shared.kv.transports.base.Transport). pool: of all sources. An address is an abstract name."""
 
     name = NAME
     slower_than_memory = False
 
-    def __init__(self, budget: SegmentBudget, shape: SegmentShape = SHAPE) -> None:
-        self._budget = budget
-        self._shape = shape
+    def __init__(self, pool: PoolMemory) -> None:
+        self._pool = pool
         self._host_id = unix.host_id()
 
     def self_test(self) -> None:
-        """Make a segment, hand it over a socket, map it again, and let the reader say that it is done."""
+        """Hand memory over a socket, and map it."""
         unix.UnixTransport().self_test()
-        try:
-            self._budget.take(self._shape.nbytes)
-        except TransportUnavailable as exc:
-            raise TransportUnavailable("less shared memory is allowed than one transfer needs") from exc
-        try:
-            _check_segment(self._shape)
-        except (OSError, AttributeError, ManifestMismatch) as exc:
-            raise TransportUnavailable(f"shared memory does not work here: {exc}") from exc
-        finally:
-            self._budget.give_back(self._shape.nbytes)
+        check_shared_memory()
 
     def address(self, ticket: Ticket) -> str | None:
         """The issuer's socket, if it is on this host."""
         return ticket.kv_socket if ticket.host_id == self._host_id else None
 
     def connect(self, address: str, deadline: float, interrupting: Interrupting) -> Connection:
-        """To a process of the same user, with a new segment."""
-        self._budget.take(self._shape.nbytes)
-        try:
-            stream = unix.connect(address, deadline, interrupting)
-        except BaseException:
-            self._budget.give_back(self._shape.nbytes)
-            raise
-        try:
-            segment = create(self._shape)
-        except OSError as exc:
-            stream.close()
-            self._budget.give_back(self._shape.nbytes)
-            raise TransportUnavailable("there is no shared memory") from exc
-        return SegmentConnection(stream, segment, lambda: self._budget.give_back(segment.shape.nbytes))
+        """To a process of the same user."""
+        return PoolConnection(unix.connect(address, deadline, interrupting), self._pool)
 
     def close(self) -> None:
         """Nothing is left but what connections hold."""
 
 
-class SegmentConnection(Connection):
-    """A connection with the segment that it fills."""
+class PoolConnection(Connection):
+    """A connection whose chunks the peer copies by itself."""
 
-    def __init__(self, stream: Stream, segment: Segment, on_close: Callable[[], None]) -> None:
+    def __init__(self, stream: Stream, pool: PoolMemory) -> None:
         super().__init__(stream)
-        self._segment = segment
-        self._on_close = on_close
-        self._handed_over = False
-        self._num_filled = 0
-        self._num_emptied = 0
+        self._descriptor = pool.descriptor
+        self._terms = Terms(len(pool.regions), pool.num_blocks, pool.block_size)
 
     def head_fields(self) -> Mapping[str, str]:
-        """The segment's shape."""
-        return {SEGMENT_HEADER: str(self._segment.shape)}
+        """How the pool is divided."""
+        return {HEADER: str(self._terms)}
 
     def body_bytes(self, layout: BlobLayout) -> int:
-        """Header, lengths and trailer. Raises TransportUnavailable for rows that no slot can hold."""
-        if layout.row_bytes > self._segment.shape.slot_bytes:
-            raise TransportUnavailable("a slot is smaller than one row of KV")
-        return body_bytes(len(layout.header), layout, self._segment.shape)
+        """Header, blocks, lengths and trailer."""
+        return self._terms.body_bytes(len(layout.header), layout)
 
     def send_head(self, head: bytes, deadline: float) -> None:
-        """The first one takes the segment along."""
-        if self._handed_over:
+        """The first one takes the pool's descriptor along."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
             super().send_head(head, deadline)
-            return
-        descriptors = (self._segment.memory_fd, self._segment.emptied_fd)
-        self.stream.send_descriptors(head, descriptors, deadline)
-        self._handed_over = True
+        else:
+            self.stream.send_descriptors(head, [descriptor], deadline)
 
     def send_chunk(self, encoder: BlobEncoder, index: int, io_s: float) -> None:
-        """Fill slots, and tell of each."""
-
-        def next_slot() -> memoryview:
-            while self._num_filled - self._num_emptied == self._segment.shape.num_slots:
-                self.stream.wait_event(self._segment.emptied_fd, time.monotonic() + io_s)
-                self._num_emptied += os.eventfd_read(self._segment.emptied_fd)
-            return self._segment.slot(self._num_filled)
-
-        for num_bytes in encoder.pour_chunk(index, self._segment.shape.slot_bytes, next_slot):
-            self._num_filled += 1
-            self.stream.send_all([_LENGTH.pack(num_bytes)], time.monotonic() + io_s)
-
-    def close(self) -> None:
-        """Give everything back."""
-        super().close()
-        self._segment.close()
-        self._on_close()
+        """Name the chunk's blocks, and its batches as they are computed."""
+        for message, _ in in_place.messages(encoder, index):
+            self.stream.send_all([message], time.monotonic() + io_s)
 
 
-class MappedSegment:
-    """Receiver's side of one connection's segment; its position goes on from PUT to PUT."""
+class MappedPools:
+    """Pools of peers as a listener has mapped them: one mapping for all connections of a peer."""
+
+    def __init__(self) -> None:
+        self._mapped: WeakValueDictionary[tuple[int, int, Terms], PoolMemory] = WeakValueDictionary()
+
+    def carrier(self, text: str, descriptors: list[int]) -> PoolCarrier:
+        """For a connection. Keeps no descriptor. Raises InvalidRequest."""
+        terms = Terms.parse(text)
+        if len(descriptors) != 1:
+            raise InvalidRequest("a pool is one descriptor")
+        status = os.fstat(descriptors[0])
+        key = (status.st_dev, status.st_ino, terms)
+        pool = self._mapped.get(key)
+        if pool is None:
+            pool = self._mapped[key] = _pool_of(descriptors[0], terms)
+        return PoolCarrier(pool, terms)
+
+
+class PoolCarrier:
+    """Receiver's side of one connection (shared.kv.carrier.Carrier)."""
 
     name = NAME
 
-    def __init__(self, descriptors: list[int], shape: SegmentShape) -> None:
-        self.segment = attach(descriptors, shape)
-        self.num_emptied = 0
+    def __init__(self, pool: PoolMemory, terms: Terms) -> None:
+        self.terms = terms
+        self.pool: PoolMemory | None = pool
+        self.scratch = Scratch()
 
-    def slots(self, body: Body) -> SegmentSlots:
+    def next_put(self, text: str) -> None:
+        """Raises InvalidRequest if it is another pool."""
+        if Terms.parse(text) != self.terms:
+            raise InvalidRequest("a connection keeps its pool")
+
+    def slots(self, body: Body) -> PoolSlots:
         """For one PUT."""
-        return SegmentSlots(self, body)
+        assert self.pool is not None
+        return PoolSlots(self.pool, self.terms, self.scratch, body)
 
     def close(self) -> None:
-        """Unmap it."""
-        self.segment.close()
+        """Let the mapping go."""
+        self.pool = None
 
 
-class SegmentSlots:
-    """The slots of one PUT (shared.kv.decoder.Slots)."""
+class PoolSlots:
+    """The chunks of one PUT (shared.kv.decoder.Slots)."""
 
-    def __init__(self, mapped: MappedSegment, body: Body) -> None:
-        self._mapped = mapped
+    def __init__(self, pool: PoolMemory, terms: Terms, scratch: Scratch, body: Body) -> None:
+        self._pool = pool
+        self._terms = terms
+        self._scratch = scratch
         self._body = body
 
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
-        """Header, lengths and trailer. Raises ManifestMismatch for rows that no slot can hold."""
-        if layout.row_bytes > self._mapped.segment.shape.slot_bytes:
-            raise ManifestMismatch("a slot is smaller than one row of KV")
-        return body_bytes(header_bytes, layout, self._mapped.segment.shape)
+        """Header, blocks, lengths and trailer. Raises ManifestMismatch for a pool of another shape."""
+        terms = self._terms
+        region_bytes = terms.num_blocks * terms.block_size * layout.row_bytes
+        if (len(layout.tensors), region_bytes) != self._pool.rows.shape:
+            raise ManifestMismatch("the pool has not the shape that the manifest implies")
+        return terms.body_bytes(header_bytes, layout)
 
     def begin(self) -> None:
-        """Nothing: the segment came with the head."""
+        """Nothing: the pool came with the head."""
 
-    def chunk(self, layout: BlobLayout, chunk: Chunk) -> Generator[tuple[Batch, memoryview]]:
-        """Batches as the sender fills slots with them. Raises ManifestMismatch."""
-        segment = self._mapped.segment
-        for batch in cut(chunk, len(layout.tensors), layout.row_bytes, segment.shape.slot_bytes):
-            num_bytes = batch.num_bytes
-            self._wait_filled(num_bytes)
-            yield batch, segment.slot(self._mapped.num_emptied)[:num_bytes]
-            # Its bytes are where they belong: the sender may fill it again.
-            self._mapped.num_emptied += 1
-            os.eventfd_write(segment.emptied_fd, 1)
-
-    def _wait_filled(self, num_bytes: int) -> None:
-        length = self._body.read(_LENGTH.size, Section(num_bytes))
-        if _LENGTH.unpack(length)[0] != num_bytes:
-            raise ManifestMismatch("a batch has not the length that the manifest implies")
+    def fill(self, target: ChunkBytes) -> None:
+        """Copy batches as the sender tells of them. Raises InvalidRequest, ManifestMismatch."""
+        told = in_place.ToldChunk(self._body, target, self._terms.block_size)
+        if max(told.blocks) >= self._terms.num_blocks:
+            raise ManifestMismatch("the pool has no such block")
+        source = BlockViews(self._pool, told.blocks, target.row_bytes)
+        for position, batch in enumerate(told.batches):
+            told.wait(position)
+            target.copy_from(batch, source, told.origin, self._scratch)
 
 
-def body_bytes(header_bytes: int, layout: BlobLayout, shape: SegmentShape) -> int:
-    """Length of a PUT whose chunks go through a segment."""
-    lengths = sum(
-        num_batches(chunk, len(layout.tensors), layout.row_bytes, shape.slot_bytes)
-        for chunk in layout.manifest.chunks
-    )
-    return header_bytes + lengths * _LENGTH.size + layout.trailer_bytes
-
-
-def _check_segment(shape: SegmentShape) -> None:
-    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with left, right:
-        segment = create(shape)
-        try:
-            socket.send_fds(left, [b"x"], [segment.memory_fd, segment.emptied_fd])
-            _, descriptors, _, _ = socket.recv_fds(right, 1, NUM_DESCRIPTORS)
-            mapped = attach(descriptors, shape)
+def check_shared_memory() -> None:
+    """Raises TransportUnavailable if a process cannot let another read its memory."""
+    try:
+        content, descriptor = shared_memory(4096)
+        left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with left, right:
+            content[:4] = b"seen"
+            socket.send_fds(left, [b"x"], [descriptor])
+            os.close(descriptor)
+            _, (descriptor, *_), _, _ = socket.recv_fds(right, 1, 1)
             try:
-                content = os.urandom(64)
-                last = shape.num_slots - 1
-                segment.slot(last)[: len(content)] = content
-                os.eventfd_write(mapped.emptied_fd, 1)
-                if mapped.slot(last)[: len(content)] != content or os.eventfd_read(segment.emptied_fd) != 1:
-                    raise ManifestMismatch("what was written is not what was read")
+                if mapped(descriptor)[:4] != b"seen":
+                    raise TransportUnavailable("what was written is not what was read")
             finally:
-                mapped.close()
-        finally:
-            segment.close()
+                os.close(descriptor)
+    except (OSError, AttributeError, ValueError, InvalidRequest) as exc:
+        raise TransportUnavailable(f"shared memory does not work here: {exc}") from exc
+
+
+def _pool_of(descriptor: int, terms: Terms) -> PoolMemory:
+    content = mapped(descriptor)
+    num_bytes = len(content)
+    if num_bytes % terms.num_regions:
+        raise InvalidRequest("the pool has not the size that it should have")
+    return PoolMemory(content, terms.num_regions, terms.num_blocks, terms.block_size)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
-from shared.engine.kv_cache import BlockRun, CacheShape, KVCache, host_bytes
-from shared.kv.shape import Kind
+from shared.engine.kv_cache import BlockRun, CacheShape, KVCache
+from shared.kv.pool_memory import mapped
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(num_layers=2, num_blocks=6, block_size=4, num_kv_heads=2, head_dim=3, dtype=torch.float32)
@@ -73,19 +75,30 @@ def test_blocks_are_copied_in_every_layer() -> None:
         assert torch.equal(old[[1, 1, 2, 0, 0, 5]], tensor)
 
 
+@pytest.mark.parametrize("shareable", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_host_bytes_are_the_pool_itself(dtype: torch.dtype) -> None:
-    """What the receiver writes into the view is what attention reads."""
-    cache = KVCache(CacheShape(1, 2, 4, 2, 3, dtype), CPU)
-    view = host_bytes(cache)
-    kinds: tuple[Kind, Kind] = ("k", "v")
-    for kind, tensor in zip(kinds, (cache.k[0], cache.v[0]), strict=True):
+def test_host_bytes_are_the_pool_itself(dtype: torch.dtype, *, shareable: bool) -> None:
+    """What the receiver writes into a region is what attention reads, and a peer if it was let."""
+    cache = KVCache(CacheShape(2, 2, 4, 2, 3, dtype), CPU, shareable=shareable)
+    memory = cache.memory
+    tensors = [tensor for pair in zip(cache.k, cache.v, strict=True) for tensor in pair]
+    for region, tensor in zip(memory.regions, tensors, strict=True):
         content = torch.randn(2, 4, 2, 3).to(dtype)
-        view(0, kind)[:] = content.view(torch.uint8).numpy().tobytes()
+        region[:] = content.view(torch.uint8).numpy().tobytes()
         assert torch.equal(content, tensor)
+    assert (2, 4, shareable) == (memory.num_blocks, memory.block_size, memory.descriptor is not None)
+    if memory.descriptor is not None:
+        assert b"".join(memory.regions) == mapped(memory.descriptor)[:]
+        os.close(memory.descriptor)
+
+
+def test_a_host_without_memfd_has_a_pool_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be shared, and says so."""
+    monkeypatch.delattr(os, "memfd_create")
+    assert KVCache(SHAPE, CPU, shareable=True).memory.descriptor is None
 
 
 def test_a_cache_elsewhere_has_no_host_bytes() -> None:
     """Views of device memory would need staging."""
     with pytest.raises(ValueError, match="host memory"):
-        host_bytes(KVCache(SHAPE, torch.device("meta")))
+        _ = KVCache(SHAPE, torch.device("meta")).memory

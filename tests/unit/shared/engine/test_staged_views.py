@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.engine.kv_cache import CacheShape, KVCache, host_bytes
+from shared.engine.kv_cache import CacheShape, KVCache
 from shared.engine.staged_views import StagedSink, StagedSource
 from shared.kv.block_views import BlockViews
 from shared.kv.shape import KINDS
@@ -31,7 +31,7 @@ def read(source: StagedSource | BlockViews, start: int, end: int) -> list[bytes]
 def test_staged_bytes_equal_the_views_of_the_pool(dtype: torch.dtype, start: int, end: int) -> None:
     """For whole tables, parts of blocks, and nothing at all."""
     cache = random_cache(dtype)
-    in_place = BlockViews(host_bytes(cache), BLOCKS, 4, cache.shape.row_bytes)
+    in_place = BlockViews(cache.memory, BLOCKS, cache.shape.row_bytes)
 
     assert read(in_place, start, end) == read(StagedSource(cache, BLOCKS), start, end)
 

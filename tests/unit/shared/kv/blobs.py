@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,7 +15,7 @@ from shared.kv.decoder import BlobDecoder, Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.floats import from_float32
 from shared.kv.manifest import Expected, Manifest, plan_chunks, token_hash
-from shared.kv.pool_memory import PoolMemory
+from shared.kv.pool_memory import PoolMemory, shared_memory
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_layout import blob_layout
 from shared.kv.shape import KINDS, Kind, KvShape
@@ -33,22 +35,23 @@ class Pool:
         used = -(-num_tokens // block_size)
         num_blocks = used + 3
         rng = random.Random(seed)
+        tensors = [(layer, kind) for layer in range(shape.num_layers) for kind in KINDS]
         size = num_blocks * block_size * shape.row_bytes
-        self.buffers: dict[tuple[int, Kind], bytearray] = {
-            (layer, kind): bytearray(size) if seed is None else bytearray(rng.randbytes(size))
-            for layer in range(shape.num_layers)
-            for kind in KINDS
-        }
+        content, descriptor = shared_memory(len(tensors) * size)
+        weakref.finalize(self, os.close, descriptor)
+        self.memory = PoolMemory(content, len(tensors), num_blocks, block_size, descriptor)
+        self.buffers: dict[tuple[int, Kind], memoryview] = dict(
+            zip(tensors, self.memory.regions, strict=True)
+        )
+        if seed is not None:
+            self.refill(seed)
+            rng.seed(f"blocks {seed}")
         self.block_table = rng.sample(range(num_blocks), used)
         self.block_size = block_size
 
     def views(self) -> BlockViews:
         """Source or sink over the sequence's blocks."""
-        return BlockViews(self._memory, self.block_table, self.block_size, self.shape.row_bytes)
-
-    def memory(self) -> PoolMemory:
-        """Where it lies."""
-        return PoolMemory(tuple(self._memory(layer, kind) for layer, kind in self.buffers), self.block_size)
+        return BlockViews(self.memory, self.block_table, self.shape.row_bytes)
 
     def refill(self, seed: int) -> None:
         """Other random bytes, in the same place."""
@@ -74,14 +77,16 @@ class Pool:
 
     def erased(self, snapshot: list[bytes], start: int) -> list[bytes]:
         """What `snapshot` of this pool becomes by `erase`."""
-        now = dict(self.buffers)
-        self.buffers = {key: bytearray(old) for key, old in zip(now, snapshot, strict=True)}
+        now = self.snapshot()
+        self._restore(snapshot)
         self.erase(start)
-        result, self.buffers = self.snapshot(), now
+        result = self.snapshot()
+        self._restore(now)
         return result
 
-    def _memory(self, layer: int, kind: Kind) -> memoryview:
-        return memoryview(self.buffers[layer, kind])
+    def _restore(self, snapshot: list[bytes]) -> None:
+        for buffer, content in zip(self.buffers.values(), snapshot, strict=True):
+            buffer[:] = content
 
 
 def pool_of_numbers(shape: KvShape, num_tokens: int, *, block_size: int = 4, seed: int = 1) -> Pool:
@@ -93,7 +98,7 @@ def pool_of_numbers(shape: KvShape, num_tokens: int, *, block_size: int = 4, see
         num_rows = len(buffer) // shape.row_bytes
         spread = np.exp(rng.normal(0, 2, channels))
         values = (rng.standard_normal((num_rows, channels)) * spread).astype(np.float32)
-        from_float32(values, shape.dtype, memoryview(buffer))
+        from_float32(values, shape.dtype, buffer)
     return pool
 
 

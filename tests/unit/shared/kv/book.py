@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from shared.errors import HandoffError, ReservationGone
+from shared.kv.block_views import BlockViews
 from shared.kv.book import Received
 from shared.kv.manifest import Expected
-from shared.kv.shape import Kind
+from shared.kv.pool_memory import Rows
 from shared.kv.ticket import Ticket
 from tests.unit.shared.kv.blobs import Pool
 
@@ -55,14 +56,14 @@ class OneReservation:
             self.abort()
 
 
-class OneClaim:
-    """Implements Claim and KvSink."""
+class OneClaim(BlockViews):
+    """Implements Claim, and is its sink."""
 
     def __init__(self, book: OneReservation) -> None:
+        super().__init__(book.pool.memory, book.pool.block_table, book.pool.shape.row_bytes)
         self._book = book
         self.expected = book.want
         self.sink = self
-        self._views = book.pool.views()
 
     def attach(self, abort: Callable[[], None]) -> None:
         self._book.abort = abort
@@ -70,9 +71,13 @@ class OneClaim:
         if self._book.gone:
             abort()
 
-    def views(self, layer: int, kind: Kind, start: int, end: int) -> Sequence[memoryview]:
+    def tensor_views(self, tensors: slice, start: int, end: int) -> list[list[memoryview]]:
         assert self._book.held
-        return self._views.views(layer, kind, start, end)
+        return super().tensor_views(tensors, start, end)
+
+    def copy_in(self, tensors: slice, start: int, end: int, content: Rows) -> None:
+        assert self._book.held
+        super().copy_in(tensors, start, end, content)
 
     def chunk_filled(self, start: int, end: int) -> None:
         self._book.filled.append((start, end))

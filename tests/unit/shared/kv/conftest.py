@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from shared.kv.book import ReceiveBook
 from shared.kv.limits import ReceiveLimits
 from shared.kv.outgoing import SendTimeouts
 from shared.kv.put import PutReport
@@ -20,10 +19,12 @@ from shared.kv.transports.base import Transport
 from shared.kv.transports.nixl import NixlTransport
 from shared.kv.transports.nixl_agent import NixlAgent
 from shared.kv.transports.nixl_peers import NixlPeers
-from shared.kv.transports.shm import SegmentBudget, ShmTransport
+from shared.kv.transports.shm import ShmTransport
+from shared.kv.transports.shm_ring import RingTransport, SegmentBudget
 from shared.kv.transports.tcp import TcpTransport
 from shared.kv.transports.unix import UnixTransport
 from tests.unit.shared.kv.blobs import Pool
+from tests.unit.shared.kv.book import OneReservation
 
 SECRET = b"a shared secret"
 
@@ -31,10 +32,10 @@ SECRET = b"a shared secret"
 class Listening:
     """A started listener and the reports of its PUTs."""
 
-    def __init__(self, book: ReceiveBook, limits: ReceiveLimits, nixl: NixlAgent | None) -> None:
+    def __init__(self, book: OneReservation, limits: ReceiveLimits, nixl: NixlAgent | None) -> None:
         self.reports: list[PutReport] = []
         self.reported = threading.Semaphore(0)
-        self.nixl = NixlPeers(nixl) if nixl else None
+        self.nixl = NixlPeers(nixl, book.pool.memory) if nixl else None
         self.listener = KvListener(
             "127.0.0.1",
             0,
@@ -90,7 +91,7 @@ def listen(request: pytest.FixtureRequest) -> Iterator[Listen]:
     before = set(threading.enumerate())
     with ExitStack() as stack:
 
-        def start(book: ReceiveBook, limits: ReceiveLimits | None = None) -> Listening:
+        def start(book: OneReservation, limits: ReceiveLimits | None = None) -> Listening:
             listening = Listening(book, limits or ReceiveLimits(), agents.receiving if agents else None)
             stack.callback(listening.listener.close)
             return listening
@@ -106,8 +107,9 @@ def sender_to(name: str, request: pytest.FixtureRequest) -> SenderOver:
 
     def make(pool: Pool, timeouts: SendTimeouts | None = None) -> KvSender:
         made: dict[str, Callable[[], Transport]] = {
-            "nixl": lambda: NixlTransport(pool.memory(), request.getfixturevalue("nixl").sending),
-            "shm": lambda: ShmTransport(SegmentBudget(32 << 20)),
+            "nixl": lambda: NixlTransport(pool.memory, request.getfixturevalue("nixl").sending),
+            "shm": lambda: ShmTransport(pool.memory),
+            "ring": lambda: RingTransport(SegmentBudget(32 << 20)),
             "unix": UnixTransport,
             "tcp": TcpTransport,
         }

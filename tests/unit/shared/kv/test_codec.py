@@ -96,7 +96,7 @@ def test_batches_are_bounded(block_size: int) -> None:
         assert sum(map(len, batch)) <= BATCH_BYTES
         owners |= {id(view.obj) for view in batch if isinstance(view, memoryview)}
     if block_size == 1024:
-        assert {id(buffer) for buffer in pool.buffers.values()} == owners
+        assert {id(buffer.obj) for buffer in pool.buffers.values()} == owners
     else:
         assert len(owners) == 1
 

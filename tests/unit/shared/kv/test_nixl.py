@@ -11,6 +11,7 @@ import pytest
 from shared.errors import InvalidRequest, TransportFailed
 from shared.kv.carrier import Body
 from shared.kv.decoder import Section
+from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Manifest
 from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.sender import KvSender
@@ -30,6 +31,7 @@ from tests.unit.shared.kv.conftest import SECRET, Agents, Listen
 from tests.unit.shared.kv.transfer import finished, granted, reservation
 
 TOKEN = bytes(TOKEN_BYTES)
+LAYOUT = BlobLayout(manifest_for(expected()))
 
 
 class Slow(Read):
@@ -106,27 +108,29 @@ def test_a_peer_introduces_itself_once(nixl: Agents) -> None:
 
     A second introduction was taken for the ids of blocks.
     """
-    introduction = Introduction(nixl.sending.metadata(), (1, 2)).pack()
+    introduction = Introduction(nixl.sending.metadata(), (1, 2, 3, 4)).pack()
     first, later = Terms(16, len(introduction), TOKEN), Terms(16, 0, TOKEN)
     peers = NixlPeers(nixl.receiving)
-    carrier = NixlCarrier(peers, later)
+    carrier = NixlCarrier(peers, str(later))
     with closing(peers), closing(carrier):
         for terms, refused in ((later, "before it names"), (first, ""), (later, ""), (first, "once")):
-            carrier.next_put(terms)
+            carrier.next_put(str(terms))
             body = body_of(introduction)
             with (
                 closing(body.stream),
                 pytest.raises(InvalidRequest, match=refused) if refused else nullcontext(),
             ):
-                carrier.slots(body).begin()
+                slots = carrier.slots(body)
+                slots.body_bytes(0, LAYOUT)
+                slots.begin()
 
 
 class Unreachable(NixlTransport):
     """Its pool is where no peer can read it."""
 
     def __init__(self, agent: NixlAgent, pool: Pool) -> None:
-        super().__init__(pool.memory(), agent)
-        self._pool_bases = tuple(address for address, _ in pool.memory().addresses())
+        super().__init__(pool.memory, agent)
+        self._pool_bases = tuple(map(int, pool.memory.addresses))
         self._own = Notices(agent)
         self._way = TcpTransport()
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
-from shared.errors import TransportFailed
+from shared.errors import ReservationGone, TransportFailed
 from shared.kv.limits import ReceiveLimits
 from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
+from shared.kv.shape import KvShape
 from shared.kv.transports.nixl import NixlTransport
 from shared.kv.transports.nixl_agent import Read, ReadFailed
 from shared.kv.transports.nixl_notices import Notices
 from shared.kv.transports.nixl_peers import Landing, NixlPeers
+from shared.kv.transports.nixl_reads import NixlCarrier
 from shared.kv.transports.nixl_wire import TOKEN_BYTES, pack_notice
 from shared.kv.transports.tcp import TcpTransport
 from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
+from tests.unit.shared.kv.book import OneReservation
 from tests.unit.shared.kv.conftest import SECRET, Agents, Listen
 from tests.unit.shared.kv.test_nixl import Slow
 from tests.unit.shared.kv.transfer import WAIT_S, finished, granted, reservation
 
 TOKEN = bytes(TOKEN_BYTES)
+WIDE = expected(num_tokens=512, shape=KvShape(num_layers=8, num_kv_heads=8, head_dim=64, dtype="F32"))
 
 
 class Handle:
@@ -101,7 +106,7 @@ def test_a_connection_that_fails_to_close_makes_room(nixl: Agents) -> None:
     )
     listener.start()
     handoff = granted(listener.offer("127.0.0.1"))
-    over_nixl = NixlTransport(source.memory(), nixl.sending)
+    over_nixl = NixlTransport(source.memory, nixl.sending)
     over_nixl.self_test()
     with closing(listener):
         for transport in (over_nixl, TcpTransport()):
@@ -155,10 +160,53 @@ def test_a_sender_that_cannot_hear_gives_the_way_up(
     listening = listen(reservation())
     handoff = granted(listening.listener.offer("127.0.0.1"))
     source = Pool(expected().shape, num_tokens=10, seed=1)
-    transport = NixlTransport(source.memory(), nixl.sending)
+    transport = NixlTransport(source.memory, nixl.sending)
     transport.self_test()
     monkeypatch.setattr(nixl.sending._agent, "get_new_notifs", Deaf())
     with closing(KvSender(SECRET, [transport], SendTimeouts())) as sender:
         with pytest.raises(TransportFailed, match="cannot be heard"):
             sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
         assert 200 != listening.next_report().status
+
+
+class Unending:
+    """Reads that go on until they are told to end, though they have begun as any other."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.reads: list[Slow] = []
+
+    def begin(self, *_: object) -> Slow:
+        """In place of the library."""
+        self.reads.append(Slow())
+        self.begun.set()
+        return self.reads[-1]
+
+
+def test_blocks_wait_for_a_read_that_goes_to_them(
+    listen: Listen, nixl: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled reservation keeps its blocks while the library may still write there, and no longer."""
+    book = OneReservation(WIDE, Pool(WIDE.shape, num_tokens=512, block_size=256))
+    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    source = Pool(WIDE.shape, num_tokens=512, block_size=256, seed=1)
+    transport = NixlTransport(source.memory, nixl.sending)
+    transport.self_test()
+    send = Send(handoff, "r1", manifest_for(WIDE, chunk_size=0), source.views(), finished())
+    unending = Unending()
+    with closing(KvSender(SECRET, [transport], SendTimeouts())) as sender, ThreadPoolExecutor() as threads:
+        sender.send(send)
+        assert source.content() == book.pool.content()
+        book.committed.clear()
+        book.released.clear()
+        monkeypatch.setattr(NixlCarrier, "begin", unending.begin)
+        sending = threads.submit(sender.send, send)
+        assert unending.begun.wait(WAIT_S)
+        book.cancel()
+        assert not book.released.wait(0.2)
+        for read in unending.reads:
+            read.end()
+        assert book.released.wait(WAIT_S)
+        with pytest.raises(ReservationGone):
+            sending.result(WAIT_S)
+    assert 1 == len(unending.reads)

@@ -8,9 +8,7 @@ from shared.errors import InvalidRequest
 from shared.kv.transports.nixl_wire import (
     Introduction,
     Terms,
-    pack_blocks,
     pack_notice,
-    unpack_blocks,
     unpack_notice,
 )
 
@@ -46,14 +44,6 @@ def test_other_terms_are_refused(text: str) -> None:
         Terms.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "num_blocks"), [(0, 16, 1), (0, 17, 2), (15, 17, 2), (16, 32, 1), (5, 6, 1)]
-)
-def test_blocks_of_a_chunk(start: int, end: int, num_blocks: int) -> None:
-    """A block that the chunk only touches counts."""
-    assert num_blocks == Terms(16, 0, TOKEN).num_blocks(start, end)
-
-
 def test_introduction_is_read_as_it_was_written() -> None:
     """The library's bytes and 64-bit addresses."""
     introduction = Introduction(b"metadata", (1, 2**63, 2**64 - 1))
@@ -73,8 +63,7 @@ def test_long_introduction_is_refused() -> None:
         Introduction.unpack(Introduction(b"metadata", (1, 2, 3)).pack() + b"\0")
 
 
-def test_blocks_and_notices_are_read_as_they_were_written() -> None:
+def test_notices_are_read_as_they_were_written() -> None:
     """And what is no notice of ours is None."""
-    assert (0, 7, 2**32 - 1) == unpack_blocks(pack_blocks([0, 7, 2**32 - 1]))
     assert (TOKEN, 2**40) == unpack_notice(pack_notice(TOKEN, 2**40))
     assert unpack_notice(b"something else") is None

@@ -67,7 +67,7 @@ class Growing:
         return self._views.views(layer, kind, start, end)
 
 
-@pytest.mark.parametrize("name", ["shm", "unix", "tcp"])
+@pytest.mark.parametrize("name", ["ring", "unix", "tcp"])
 def test_layers_travel_while_later_ones_compute(listen: Listen, name: str) -> None:
     """Half of the last chunk's layers is sent before the other half is computed; it arrives bit for bit.
 

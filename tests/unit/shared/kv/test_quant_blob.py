@@ -201,7 +201,7 @@ def test_slow_ways_carry_it(listen: Listen, name: str, dtype: KvDtype, wire: Wir
     source, book = pool_of_numbers(shape, 300), reservation(want)
     listening = listen(book)
     handoff = granted(listening.listener.offer("127.0.0.1")).model_copy(update={"kv_wire": wire})
-    with closing(sender_over(name)) as sender:
+    with closing(sender_over(name, pool=source)) as sender:
         sent = sender.send(Send(handoff, "r1", manifest, source.views(), finished(), kv_wire=wire))
     received = listening.next_report().received
     assert received is not None

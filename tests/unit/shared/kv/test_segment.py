@@ -14,7 +14,7 @@ from shared.errors import InvalidRequest
 from shared.kv.segment import MAX_SEGMENT_BYTES, Segment, SegmentShape, attach, create
 from shared.kv.transports.base import TransportUnavailable
 from shared.kv.transports.choice import usable
-from shared.kv.transports.shm import SegmentBudget, ShmTransport
+from shared.kv.transports.shm_ring import RingTransport, SegmentBudget
 
 SHAPE = SegmentShape(num_slots=3, slot_bytes=4096)
 
@@ -103,7 +103,7 @@ def test_shapes_that_cannot_be_are_refused(text: str) -> None:
 def test_too_little_shared_memory_fails_the_self_test() -> None:
     """Such a process neither offers nor uses shared memory; the other transports stay."""
     with pytest.raises(TransportUnavailable, match="less shared memory"):
-        ShmTransport(SegmentBudget(1024)).self_test()
+        RingTransport(SegmentBudget(1024)).self_test()
     assert ["unix", "tcp"] == [transport.name for transport in usable("shm,unix,tcp", shm_bytes=1024)]
     assert ["tcp", "shm"] == [transport.name for transport in usable("tcp,shm,tcp")]
 

@@ -14,7 +14,8 @@ from shared.kv.shape import Kind, KvShape
 from shared.kv.source import KvSource
 from shared.kv.ticket import Ticket, kv_url
 from shared.kv.transports.base import Transport
-from shared.kv.transports.shm import SegmentBudget, ShmTransport
+from shared.kv.transports.shm import ShmTransport
+from shared.kv.transports.shm_ring import RingTransport, SegmentBudget
 from shared.kv.transports.tcp import TcpTransport
 from shared.kv.transports.unix import UnixTransport
 from shared.wire import Handoff, Sent
@@ -64,22 +65,31 @@ def reservation(want: Expected | None = None) -> OneReservation:
     return OneReservation(want, Pool(want.shape, num_tokens=want.num_tokens))
 
 
-TRANSPORTS = ("nixl", "shm", "unix", "tcp")
+# Of the two forms of shared memory, `ring` is that for a pool that no peer can map.
+TRANSPORTS = ("nixl", "shm", "ring", "unix", "tcp")
 
 
-def transport_of(name: str, shm_bytes: int = 32 << 20) -> Transport:
-    """One transport's sending side."""
+def transport_of(name: str, pool: Pool | None = None, shm_bytes: int = 32 << 20) -> Transport:
+    """One transport's sending side. pool: of all sources; `shm` needs it."""
+    if name == "shm":
+        assert pool is not None
+        return ShmTransport(pool.memory)
     made: dict[str, Transport] = {
-        "shm": ShmTransport(SegmentBudget(shm_bytes)),
+        "ring": RingTransport(SegmentBudget(shm_bytes)),
         "unix": UnixTransport(),
         "tcp": TcpTransport(),
     }
     return made[name]
 
 
-def sender_over(*names: str, timeouts: SendTimeouts | None = None) -> KvSender:
+def sender_over(*names: str, pool: Pool | None = None, timeouts: SendTimeouts | None = None) -> KvSender:
     """A sender that prefers these transports in this order. The caller closes it."""
-    return KvSender(SECRET, [transport_of(name) for name in names], timeouts or SendTimeouts())
+    return KvSender(SECRET, [transport_of(name, pool) for name in names], timeouts or SendTimeouts())
+
+
+def told_name(name: str) -> str:
+    """What a transport is called in headers, logs and metrics."""
+    return "shm" if name == "ring" else name
 
 
 def granted(offer: Offer, transports: tuple[str, ...] | None = None) -> Handoff:

@@ -1,0 +1,94 @@
+"""Chunks that the receiver reads from the sender's pool by itself: what stands for them in the PUT's body.
+
+    per chunk: a u32 for each block that holds it, in order | for each batch its length, as u32, once it can be read
+
+So all waiting is a read of the socket. The batches are those of `shared.kv.pieces.cut` by IN_PLACE_BYTES.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from shared.errors import InvalidRequest, ManifestMismatch
+from shared.kv.carrier import Body
+from shared.kv.decoder import Section
+from shared.kv.encoder import BlobEncoder
+from shared.kv.layout import BlobLayout
+from shared.kv.manifest import Chunk
+from shared.kv.pieces import ChunkBytes, num_batches
+
+# Read at once, then digested: larger than what travels through the kernel, for each read has its fixed price.
+IN_PLACE_BYTES = 1024 * 1024
+
+_WORD = struct.Struct("<I")
+
+
+def body_bytes(layout: BlobLayout, block_size: int) -> int:
+    """How much of a PUT's body stands for its chunks."""
+    num_words = sum(
+        _num_blocks(chunk, block_size)
+        + num_batches(chunk, len(layout.tensors), layout.row_bytes, IN_PLACE_BYTES)
+        for chunk in layout.manifest.chunks
+    )
+    return num_words * _WORD.size
+
+
+def messages(encoder: BlobEncoder, index: int) -> Iterator[tuple[bytes, int]]:
+    """What to send for a chunk, as soon as it is known, and how many bytes of KV the peer may read then.
+
+    They are digested when the next message is asked for: send each at once.
+    """
+    words: list[int] = list(encoder.blocks(index))
+    for batches in encoder.leave_chunk(index, IN_PLACE_BYTES):
+        lengths = [batch.num_bytes for batch in batches]
+        words += lengths
+        yield struct.pack(f"<{len(words)}I", *words), sum(lengths)
+        words = []
+
+
+class ToldChunk:
+    """The receiver's side of a chunk. blocks: that hold it in the peer's pool; origin: the first one's position."""
+
+    def __init__(self, body: Body, target: ChunkBytes, block_size: int) -> None:
+        """Reads the blocks' numbers. Raises InvalidRequest, and what the body raises."""
+        self._body = body
+        self.block_size = block_size
+        self.batches = list(target.batches(IN_PLACE_BYTES))
+        self.origin = target.chunk[0] // block_size * block_size
+        num_blocks = _num_blocks(target.chunk, block_size)
+        self.blocks = struct.unpack(f"<{num_blocks}I", body.read(num_blocks * _WORD.size, Section(1)))
+        self._words = memoryview(bytearray(len(self.batches) * _WORD.size))
+        self._num_read = 0
+        self._num_seen = 0
+
+    def wait(self, position: int) -> None:
+        """Until that batch can be read. Raises InvalidRequest, ManifestMismatch, and what the body raises."""
+        while not self._has_read(position):
+            self._read_some()
+        while self._num_seen <= position:
+            (length,) = _WORD.unpack_from(self._words, self._num_seen * _WORD.size)
+            if length != self.batches[self._num_seen].num_bytes:
+                raise ManifestMismatch("a batch has not the length that the manifest implies")
+            self._num_seen += 1
+
+    def can_tell(self, position: int) -> bool:
+        """Whether `wait` would return without waiting, as far as that is known."""
+        if not self._has_read(position) and self._body.stream.readable():
+            self._read_some()
+        return self._has_read(position)
+
+    def _has_read(self, position: int) -> bool:
+        return self._num_read >= (position + 1) * _WORD.size
+
+    def _read_some(self) -> None:
+        """One message may tell of all batches."""
+        taken = self._body.receive([self._words[self._num_read :]], Section(1))
+        if not taken:
+            raise InvalidRequest("the blob ended too early")
+        self._num_read += taken
+
+
+def _num_blocks(chunk: Chunk, block_size: int) -> int:
+    start, end = chunk
+    return -(-end // block_size) - start // block_size

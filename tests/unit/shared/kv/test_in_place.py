@@ -1,0 +1,235 @@
+"""Chunks that the receiver reads from the sender's pool: what is told of them, and pools that nobody should map."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+
+from shared.errors import InvalidRequest, ManifestMismatch
+from shared.kv import in_place
+from shared.kv.carrier import Body
+from shared.kv.decoder import Section
+from shared.kv.encoder import BlobEncoder
+from shared.kv.in_place import IN_PLACE_BYTES, ToldChunk
+from shared.kv.layout import BlobLayout
+from shared.kv.outgoing import Send
+from shared.kv.pieces import ChunkBytes
+from shared.kv.pool_memory import mapped, shared_memory
+from shared.kv.progress import Progress
+from shared.kv.stream import Stream
+from shared.kv.transports.shm import MappedPools, PoolConnection, Terms
+from tests.unit.shared.kv.blobs import SHAPE, Pool, expected, manifest_for
+from tests.unit.shared.kv.conftest import Listen, SenderOver
+from tests.unit.shared.kv.transfer import BIG, WAIT_S, granted, reservation
+
+WANT = expected(num_tokens=4096, shape=BIG)
+LAYOUT = BlobLayout(manifest_for(WANT, chunk_size=4096))
+
+
+def body_of(content: bytes, step: int = 1 << 20) -> Iterator[Body]:
+    """The body of a PUT that is all there, at most `step` bytes at a time."""
+    left = memoryview(content)
+
+    def receive(buffers: Sequence[memoryview], section: Section) -> int:
+        nonlocal left
+        taken = min(len(buffers[0]), len(left), step)
+        buffers[0][:taken] = left[:taken]
+        left = left[taken:]
+        return taken
+
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    stream = Stream(ours)
+    with closing(stream):
+        yield Body(receive, lambda _: 0.0, stream)
+
+
+@pytest.fixture(scope="module")
+def told() -> bytes:
+    """What a sender says of a chunk of many batches."""
+    encoder = BlobEncoder(LAYOUT, Pool(BIG, num_tokens=4096, block_size=16, seed=1).views())
+    ((message, num_bytes),) = in_place.messages(encoder, 0)
+    assert LAYOUT.kv_bytes == num_bytes > 3 * IN_PLACE_BYTES
+    assert len(message) == in_place.body_bytes(LAYOUT, 16)
+    return message
+
+
+@pytest.mark.parametrize("step", [1, 3, 1 << 20])
+def test_a_chunk_is_understood_however_it_comes(told: bytes, step: int) -> None:
+    """All at once or byte by byte."""
+    source = Pool(BIG, num_tokens=4096, block_size=16, seed=1)
+    target = ChunkBytes(source.views(), LAYOUT, (0, 4096))
+    for body in body_of(told, step):
+        chunk = ToldChunk(body, target, 16)
+        assert source.block_table == list(chunk.blocks)
+        for position in range(len(chunk.batches)):
+            chunk.wait(position)
+            assert chunk.can_tell(position)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda told: told[:-1], InvalidRequest),
+        (lambda told: told[:100], InvalidRequest),
+        (lambda told: told[:-4] + struct.pack("<I", 7), ManifestMismatch),
+    ],
+)
+def test_what_is_no_chunk_is_refused(
+    told: bytes, damage: Callable[[bytes], bytes], error: type[Exception]
+) -> None:
+    """Cut anywhere, or with a batch of another length."""
+    target = ChunkBytes(Pool(BIG, num_tokens=4096, block_size=16).views(), LAYOUT, (0, 4096))
+    for body in body_of(damage(told)):
+        with pytest.raises(error):
+            ToldChunk(body, target, 16).wait(LAYOUT.kv_bytes // IN_PLACE_BYTES - 1)
+
+
+def test_shared_memory_is_its_users_alone() -> None:
+    """Without a name, mode 0600; nobody shrinks it, and who maps it later cannot write."""
+    content, descriptor = shared_memory(4096)
+    try:
+        facts = os.fstat(descriptor)
+        assert (0, 0o600) == (facts.st_nlink, stat.S_IMODE(facts.st_mode))
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, 0)
+        content[:4] = b"seen"
+        reader = mapped(descriptor)
+        assert b"seen" == reader[:4]
+        with pytest.raises(TypeError):
+            reader[:4] = b"mine"
+        fresh = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+        with pytest.raises(PermissionError):
+            os.pwrite(fresh, b"mine", 0)
+        os.close(fresh)
+    finally:
+        os.close(descriptor)
+
+
+def unsealed() -> list[int]:
+    """Memory that its owner could take away from under a reader."""
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 4096)
+    return [descriptor]
+
+
+def empty() -> list[int]:
+    """Sealed, and nothing in it."""
+    descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return [descriptor]
+
+
+def shared(num_bytes: int = 4096) -> list[int]:
+    """A descriptor of sound memory."""
+    return [shared_memory(num_bytes)[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "descriptors"),
+    [
+        ("4x8x16", list),
+        ("4x8x16", lambda: [*shared(), *shared()]),
+        ("4x8x16", lambda: [os.open("/dev/null", os.O_RDONLY)]),
+        ("4x8x16", unsealed),
+        ("4x8x16", empty),
+        ("3x8x16", shared),
+        ("4x8", shared),
+        ("4x0x16", shared),
+        ("-4x8x16", shared),
+        ("4x8x99999999", shared),
+    ],
+)
+def test_what_is_no_pool_is_refused(text: str, descriptors: Callable[[], list[int]]) -> None:
+    """Nothing of it stays mapped or open."""
+    before = len(os.listdir("/proc/self/fd"))
+    held = descriptors()
+    with pytest.raises(InvalidRequest):
+        MappedPools().carrier(text, held)
+    for descriptor in held:
+        os.close(descriptor)
+    assert before == len(os.listdir("/proc/self/fd"))
+
+
+class Boasting(PoolConnection):
+    """Tells of a pool with other blocks than it has."""
+
+    def __init__(self, stream: Stream, pool: Pool, num_blocks: int) -> None:
+        super().__init__(stream, pool.memory)
+        self._terms = Terms(len(pool.memory.regions), num_blocks, pool.block_size)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5, 7])
+@pytest.mark.parametrize("name", ["shm"])
+def test_a_pool_of_another_shape_is_refused(
+    listen: Listen, sender_to: SenderOver, monkeypatch: pytest.MonkeyPatch, num_blocks: int
+) -> None:
+    """Before anything is read from it."""
+    book = reservation()
+    source = Pool(SHAPE, num_tokens=10, seed=1)
+    before = book.pool.snapshot()
+    monkeypatch.setattr(
+        "shared.kv.transports.shm.PoolConnection", lambda stream, _: Boasting(stream, source, num_blocks)
+    )
+    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    progress = Progress()
+    progress.finish([1], [False])
+    with closing(sender_to(source)) as sender, pytest.raises(ManifestMismatch, match="shape"):
+        sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), progress))
+    assert before == book.pool.snapshot()
+
+
+@pytest.mark.parametrize("name", ["shm"])
+def test_a_block_that_the_pool_has_not_is_refused(
+    listen: Listen, sender_to: SenderOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies behind the pool is nobody's KV."""
+    book = reservation()
+    source = Pool(SHAPE, num_tokens=10, seed=1)
+    monkeypatch.setattr(BlobEncoder, "blocks", lambda *_: [source.memory.num_blocks] * 3)
+    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    progress = Progress()
+    progress.finish([1], [False])
+    with closing(sender_to(source)) as sender, pytest.raises(ManifestMismatch, match="no such block"):
+        sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), progress))
+
+
+@pytest.mark.parametrize("name", ["shm", "nixl"])
+def test_layers_are_read_while_later_ones_compute(
+    listen: Listen, sender_to: SenderOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the last chunk's layers are with decode before the other half is computed; all arrive bit for bit."""
+    book = reservation(WANT)
+    source = Pool(BIG, num_tokens=4096, block_size=16, seed=1)
+    half = BIG.num_layers // 2
+    progress = Progress(marks=(half, BIG.num_layers))
+    half_read = threading.Event()
+    num_read = 0
+    digest = ChunkBytes.digest
+
+    def count(chunk: ChunkBytes, *args: object) -> None:
+        nonlocal num_read
+        digest(chunk, *args)  # type: ignore[arg-type]
+        num_read += 1
+        half_read.set()
+
+    monkeypatch.setattr(ChunkBytes, "digest", count)
+    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    send = Send(handoff, "r1", manifest_for(WANT, chunk_size=4096), source.views(), progress)
+    with closing(sender_to(source)) as sender, ThreadPoolExecutor() as threads:
+        sending = threads.submit(sender.send, send)
+        progress.advance_layers(4096, half)
+        assert half_read.wait(WAIT_S)
+        progress.advance_layers(4096, BIG.num_layers)
+        progress.finish([100], [False])
+        assert sending.result(WAIT_S).hidden_s > 0
+    assert source.content() == book.pool.content()
