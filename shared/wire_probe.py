@@ -24,8 +24,8 @@ class ProbeSend(Work):
 class HostReport(Wire):
     """What a worker's process has and costs, measured when asked.
 
-    host_id: equal means one kernel and network namespace. chunk_size 0: whole prompts. shm_bytes: None for a role
-    that has no such budget. monotonic_s, wall_s: its clocks, to be compared; nothing else may depend on them.
+    host_id: equal means one kernel and network namespace. chunk_size 0: whole prompts. shm_bytes: None for a worker
+    that needs no such budget. monotonic_s, wall_s: its clocks, to be compared; nothing else may depend on them.
     """
 
     role: Role

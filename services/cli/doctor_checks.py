@@ -92,7 +92,8 @@ def check_hosts(prefill: Seen, decode: Seen) -> Iterator[Finding]:
     if same_host and shared_cores and prefill.info.fingerprint.dtype == "float32":
         text = f"both compute on cores {_some(shared_cores)}: keep them apart with HANDOFF_CPUS"
         yield Finding("cores", "note", text)
-    if same_host and (prefill.host.shm_bytes or 0) < SEGMENT_BYTES:
+    budget_bytes = prefill.host.shm_bytes
+    if same_host and budget_bytes is not None and budget_bytes < SEGMENT_BYTES:
         yield Finding(
             "shm", "note", "HANDOFF_KV_SHM_BYTES has no room for a single transfer: shm is not used"
         )

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 
 from services.decode.metrics import DecodeMetrics
+from services.decode.put_log import log_put
 from services.decode.reservations import Book
 from services.decode.settings import DecodeSettings
 from services.decode.stream import DecodeContext, DecodeStream
@@ -17,6 +18,7 @@ from shared.asgi.body import parse_json, read_body
 from shared.asgi.openapi import json_body
 from shared.asgi.stream import NDJSON, OwnedStream
 from shared.kv.limits import ReceiveLimits
+from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
 from shared.kv.transports.choice import offered
 from shared.observability import Metrics
@@ -44,6 +46,10 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
         grace_s=settings.kv_io_timeout_s,
     )
 
+    def put_ended(report: PutReport) -> None:
+        own_metrics.put_ended(report)
+        log_put(report)
+
     @asynccontextmanager
     async def open_listener(app: FastAPI) -> AsyncIterator[None]:
         offer = offered(settings.kv_transports, worker.pool_memory)
@@ -53,7 +59,7 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
             book,
             secret=secret.encode(),
             limits=limits,
-            on_end=own_metrics.put_ended,
+            on_end=put_ended,
             transports=offer.transports,
             nixl=offer.nixl,
         )

@@ -24,7 +24,8 @@ class PrefillSettings(WorkerSettings):
     kv_shm_bytes: int = Field(
         DEFAULT_SHM_BYTES,
         ge=0,
-        description="Most shared memory for sending KV; where it does not suffice, the next transport is taken.",
+        description="Most shared memory for sending KV from a pool that peers cannot map (on a GPU); beyond it, "
+        "the next transport is taken.",
     )
     kv_layer_groups: int = Field(
         4,
@@ -47,5 +48,5 @@ class PrefillSettings(WorkerSettings):
 
     @property
     def shm_budget_bytes(self) -> int:
-        """Most shared memory for sending KV."""
+        """Most shared memory for sending KV from a pool that peers cannot map."""
         return self.kv_shm_bytes

@@ -18,8 +18,8 @@ _READ_BYTES = 4 * 1024
 
 _LINE = re.compile(r"[!-~]+(?: [!-~]+)*")
 # The forms of our own requests and answers, read ten times faster than HTTP in general. Others go to h11.
-_OWN_REQUEST = re.compile(r"PUT (/[A-Za-z0-9._/-]*) HTTP/1\.1")
-_OWN_FIELD = re.compile(r"([A-Za-z-]+): ([!-~]+)")
+_OWN_REQUEST = re.compile(r"PUT (/[A-Za-z0-9._/-]*) HTTP/1\.1\r\n((?:[A-Za-z-]+: [!-~]+\r\n)+)\r\n")
+_OWN_FIELD = re.compile(r"([A-Za-z-]+): ([!-~]+)\r\n")
 _OWN_ANSWER = re.compile(
     rb"HTTP/1\.1 ([2-5][0-9]{2}) [A-Za-z -]+\r\nContent-Type: application/json\r\nContent-Length: ([0-9]{1,5})\r\n"
     rb"Connection: (keep-alive|close)\r\n\r\n(.*)",
@@ -72,16 +72,12 @@ def read_head(
 
 def _parse_own(head: bytes) -> RequestHead | None:
     """A head in the form that `request_head` writes; None for any other, which may be right all the same."""
-    try:
-        first, *lines = head[: -len(_HEAD_END)].decode("ascii").split("\r\n")
-    except UnicodeDecodeError:
-        return None
-    request = _OWN_REQUEST.fullmatch(first)
-    fields = [_OWN_FIELD.fullmatch(line) for line in lines]
+    request = _OWN_REQUEST.fullmatch(head.decode("latin-1"))
     if request is None:
         return None
-    headers = {field[1].lower(): field[2] for field in fields if field is not None}
-    if len(headers) != len(lines) or not _OWN_LENGTH.fullmatch(headers.get("content-length", "")):
+    fields = _OWN_FIELD.findall(request[2])
+    headers = {name.lower(): value for name, value in fields}
+    if len(headers) != len(fields) or not _OWN_LENGTH.fullmatch(headers.get("content-length", "")):
         return None
     if "host" not in headers or "transfer-encoding" in headers:
         return None

@@ -10,6 +10,7 @@ import select
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -234,6 +235,7 @@ class KvListener:
         while True:
             report, keeps = serve_put(served.peer, self._book, self._secret, self._limits)
             self._on_end(report)
+            _let_go(report.error)
             if not (keeps and self._wait_for_another(served)):
                 return
 
@@ -254,3 +256,10 @@ class KvListener:
     def _refuse(self, served: _Served) -> None:
         error = Unavailable("too many KV transfers at once", retry_after_s=1.0)
         say_last_word(served.peer.stream, error.http_status, error_body(error), self._limits)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear the frames that an error came through: they hold each other, and with that a peer's mapped pool."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

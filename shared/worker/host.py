@@ -22,8 +22,11 @@ _BUFFER_BYTES = 8 << 20
 _RUNS = 5
 
 
-def report_host(role: Role, settings: WorkerSettings) -> HostReport:
-    """Blocks for some ten milliseconds; takes 16 MiB meanwhile. Call it beside the event loop, one at a time."""
+def report_host(role: Role, settings: WorkerSettings, *, pool_is_shared: bool) -> HostReport:
+    """Blocks for some ten milliseconds; takes 16 MiB meanwhile. Call it beside the event loop, one at a time.
+
+    pool_is_shared: peers map the KV pool, so nothing is spent on segments.
+    """
     began = time.monotonic()
     source = np.frombuffer(os.urandom(1 << 16) * (_BUFFER_BYTES >> 16), np.uint8)
     target = np.empty_like(source)
@@ -39,7 +42,7 @@ def report_host(role: Role, settings: WorkerSettings) -> HostReport:
         open_files=len(os.listdir("/proc/self/fd")),
         max_open_files=soft if soft != resource.RLIM_INFINITY else 1 << 30,
         available_memory_bytes=_available_memory_bytes(),
-        shm_bytes=settings.shm_budget_bytes,
+        shm_bytes=None if pool_is_shared else settings.shm_budget_bytes,
         copy_bytes_per_s=_BUFFER_BYTES / copied_s,
         digest_bytes_per_s=_BUFFER_BYTES / digested_s,
         measured_s=time.monotonic() - began,

@@ -85,6 +85,7 @@ def worker_app(
         return Response(body.to_json(), media_type="application/json")
 
     measuring = asyncio.Lock()
+    pool_is_shared = worker.pool_memory is not None and worker.pool_memory.descriptor is not None
 
     @app.get("/v1/host")
     async def host() -> Response:
@@ -92,7 +93,9 @@ def worker_app(
         if measuring.locked():
             raise Overloaded("this worker is being measured already", retry_after_s=1.0)
         async with measuring:
-            report = await asyncio.to_thread(report_host, worker.role, settings)
+            report = await asyncio.to_thread(
+                report_host, worker.role, settings, pool_is_shared=pool_is_shared
+            )
         return Response(report.to_json(), media_type="application/json")
 
     app.add_api_route("/metrics", metrics_endpoint(metrics), methods=["GET"])

@@ -41,8 +41,9 @@ def num_kills(request: pytest.FixtureRequest) -> int:
 
 
 def segments() -> list[str]:
-    """Segments that this process has mapped or holds open."""
-    held = [line for line in Path("/proc/self/maps").read_text().splitlines() if "handoff-kv" in line]
+    """What this process has mapped or holds open of peers' shared memory: segments, and pools to read."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    held = [line for line in lines if "handoff-kv" in line or ("handoff-pool" in line and " r--s " in line)]
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
             target = str(descriptor.readlink())
@@ -81,12 +82,16 @@ def decode(tiny_model: Path) -> Iterator[RunningWorker]:
         yield running
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", [*TRANSPORTS, "ring"])
 def test_killed_sender_leaves_nothing(decode: RunningWorker, transport: str, num_kills: int) -> None:
-    """SIGKILL of the sender in mid-transfer: decode frees claim and segment, and the blocks with the request."""
+    """SIGKILL of the sender in mid-transfer: decode frees claim and memory, and the blocks with the request.
+
+    `ring`: shared memory from a pool that nobody can map.
+    """
     prompt = random_prompt(NUM_TOKENS, seed=1)
     rng = random.Random(transport)
-    puts = decode.metric("handoff_kv_puts_total", transport=transport)
+    told = "shm" if transport == "ring" else transport
+    puts = decode.metric("handoff_kv_puts_total", transport=told)
     for number in range(num_kills):
         request = DecodeRequest(
             request_id=f"r{number}",
@@ -111,8 +116,8 @@ def test_killed_sender_leaves_nothing(decode: RunningWorker, transport: str, num
             pipe.close()
             wait_until(lambda: not segments())
         free_of(decode)
-    assert decode.metric("handoff_kv_puts_total", transport=transport) - puts >= num_kills / 4
-    assert decode.metric("handoff_kv_puts_total", transport=transport, status="200") == 0
+    assert decode.metric("handoff_kv_puts_total", transport=told) - puts >= num_kills / 4
+    assert decode.metric("handoff_kv_puts_total", transport=told, status="200") == 0
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -157,7 +162,7 @@ def granted(offer: Offer) -> Handoff:
     )
 
 
-@pytest.fixture(scope="module", params=["nixl", *TRANSPORTS])
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def small(tiny_model: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, Cluster]]:
     """A cluster on one transport whose decode pool holds a few requests at a time."""
     if request.param == "nixl" and importlib.util.find_spec("nixl_cu12") is None:

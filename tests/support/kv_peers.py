@@ -84,7 +84,7 @@ def send_part(pipe: Connection, secret: bytes, handoff: Handoff, want: Expected,
     progress = Progress()
     progress.advance(chunks[1][1])
     source, memory = zeros(want)
-    transports = usable(transport, pool=memory)
+    transports = usable("shm") if transport == "ring" else usable(transport, pool=memory)
     pipe.send("sending")
     sender = KvSender(secret, transports, SendTimeouts())
     sender.send(Send(handoff, "r1", manifest, source, progress))

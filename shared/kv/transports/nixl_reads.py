@@ -136,11 +136,12 @@ class NixlSlots:
         remote = Ranged(carrier.bases, told.blocks, told.block_size, told.origin, target.row_bytes)
         landed = _Landed(carrier, told, remote)
         in_place = self._in_place(target, remote)
-        num_told = 0
+        num_said = 0
         for position, batch in enumerate(told.batches):
-            if position == num_told + _BATCHES_A_NOTICE or not told.can_tell(position):
+            num_new = position - num_said
+            if num_new == _BATCHES_A_NOTICE or (num_new and not told.can_tell(position)):
                 self._tell()
-                num_told = position
+                num_said = position
             told.wait(position)
             section = Section(batch.num_bytes, taken_bytes=1)
             with self._reading():
