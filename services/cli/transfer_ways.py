@@ -25,12 +25,13 @@ from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Expected, Manifest, plan_chunks
 from shared.kv.outgoing import Send, SendTimeouts
-from shared.kv.pool_memory import PoolMemory, shared_memory
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import Progress
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener, Offer
 from shared.kv.sender import KvSender
 from shared.kv.shape import KINDS, KvShape
+from shared.kv.shared_memory import SharedMemory
 from shared.kv.source import KvSink
 from shared.kv.ticket import Ticket
 from shared.kv.transports import nixl_wire
@@ -70,8 +71,8 @@ class _Pool:
         if setup.scattered:
             random.Random(seed).shuffle(self._block_table)
         num_regions = SHAPE.num_layers * len(KINDS)
-        content, descriptor = shared_memory(num_regions * num_blocks * BLOCK_SIZE * SHAPE.row_bytes)
-        self.memory = PoolMemory(content, num_regions, num_blocks, BLOCK_SIZE, descriptor)
+        shared = SharedMemory(num_regions * num_blocks * BLOCK_SIZE * SHAPE.row_bytes)
+        self.memory = PoolMemory.of_shared(shared, num_regions, num_blocks, BLOCK_SIZE)
         page = random.Random(seed).randbytes(BLOCK_SIZE * SHAPE.row_bytes)
         for region in self.memory.regions:
             region[:] = page * num_blocks

@@ -11,9 +11,13 @@ log = structlog.get_logger()
 
 
 def log_put(report: PutReport) -> None:
-    """A line for a PUT that was not committed; a bug of ours with its traceback."""
+    """A line for a PUT that was not committed; a bug of ours with its traceback.
+
+    None for who has not even named a hand-off: port scanners would fill the log.
+    """
     error = report.error
-    if error is None:
+    is_bug = report.status == ServingError.http_status
+    if error is None or (report.handoff_id is None and not is_bug):
         return
     facts = {
         "status": report.status,
@@ -22,7 +26,7 @@ def log_put(report: PutReport) -> None:
         "request_id": report.request_id,
         "duration_s": report.duration_s,
     }
-    if report.status == ServingError.http_status:
+    if is_bug:
         log.error("kv_put_failed", exc_info=error, **facts)
     else:
-        log.info("kv_put_refused", reason=str(error) or type(error).__name__, **facts)
+        log.info("kv_put_ended", reason=str(error) or type(error).__name__, **facts)

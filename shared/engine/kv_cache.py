@@ -16,8 +16,9 @@ import structlog
 import torch
 from torch import Tensor
 
-from shared.kv.pool_memory import PoolMemory, shared_memory
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.shape import KINDS
+from shared.kv.shared_memory import SharedMemory
 
 log = structlog.get_logger()
 
@@ -58,11 +59,11 @@ class KVCache:
         self.shape = shape
         self.device = device
         dims = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self._descriptor: int | None = None
+        self._shared: SharedMemory | None = None
         all_dims = (len(KINDS) * shape.num_layers, *dims)
         whole = None
         if shareable and device.type == "cpu":
-            whole = self._shared(all_dims)
+            whole = self._in_shared_memory(all_dims)
         if whole is None:
             whole = torch.empty(all_dims, dtype=shape.dtype, device=device)
         self._whole = whole
@@ -76,18 +77,16 @@ class KVCache:
             raise ValueError("only a cache in host memory can be viewed as bytes")
         content = memoryview(self._whole.view(-1).view(torch.uint8).numpy().data)
         shape = self.shape
-        return PoolMemory(
-            content, len(KINDS) * shape.num_layers, shape.num_blocks, shape.block_size, self._descriptor
-        )
+        num_regions = len(KINDS) * shape.num_layers
+        return PoolMemory(content, num_regions, shape.num_blocks, shape.block_size, self._shared)
 
-    def _shared(self, dims: tuple[int, ...]) -> Tensor | None:
-        num_bytes = math.prod(dims) * self.shape.dtype.itemsize
+    def _in_shared_memory(self, dims: tuple[int, ...]) -> Tensor | None:
         try:
-            content, self._descriptor = shared_memory(num_bytes)
+            self._shared = SharedMemory(math.prod(dims) * self.shape.dtype.itemsize)
         except (OSError, AttributeError) as exc:
             log.warning("kv_pool_not_shareable", reason=str(exc))
             return None
-        return torch.frombuffer(content, dtype=self.shape.dtype).view(dims)
+        return torch.frombuffer(self._shared.content, dtype=self.shape.dtype).view(dims)
 
     def write(self, layer: int, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store T positions. slots_T: (T,) int64, distinct, block id * block_size + offset."""

@@ -27,6 +27,7 @@ class Body:
             taken = self.receive([memoryview(content)[filled:]], section)
             if not taken:
                 raise InvalidRequest("the blob ended too early")
+            section.taken_bytes += taken
             filled += taken
         return content
 

@@ -36,7 +36,8 @@ _PASSED_ON = (HandoffError, Overloaded, TransportFailed, Unauthorized)
 
 @dataclass(frozen=True, slots=True)
 class SendTimeouts:
-    """connect_s: to a listening peer. io_s: for the peer to take half a megabyte; for its answer at the end.
+    """connect_s: to a listening peer. io_s: for the peer to take half a megabyte; for its answer at the end, and
+    longer if it may still have to copy what it was told of.
 
     compute_s: for prefill to bring the next chunk or the first token.
     """
@@ -152,8 +153,8 @@ class OutgoingPut:
         }
 
     def _read_answer(self, *, kept: bool) -> Answer:
-        self._connection.await_answer(self._timeouts.io_s)
-        answer = read_response(self._stream, time.monotonic() + self._timeouts.io_s)
+        answer_s = self._connection.await_answer(self._timeouts.io_s)
+        answer = read_response(self._stream, time.monotonic() + answer_s)
         if answer is not None:
             return answer
         self._send.progress.check_cancelled()

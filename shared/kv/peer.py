@@ -67,4 +67,6 @@ class Peer:
             return self.stream.recv_into([buffer], deadline)
         num_bytes, descriptors = self.stream.recv_descriptors(buffer, _MOST_DESCRIPTORS, deadline)
         self._descriptors += descriptors
+        if len(self._descriptors) > _MOST_DESCRIPTORS:
+            raise InvalidRequest("too many descriptors came along")
         return num_bytes

@@ -119,7 +119,7 @@ class ChunkBytes:
     def copy_in(self, batch: Batch, content: memoryview) -> None:
         """Copy a batch from one buffer of its length to where it belongs, and digest it.
 
-        What is digested is what lies there then, or the buffer where that would be dear.
+        What is digested is what lies there then; if it is `scattered` the buffer, to which nobody else may write.
         """
         if self.in_pool is not None:
             self.in_pool.copy_in(batch.tensors, batch.start, batch.end, _as_rows(batch, content))

@@ -23,9 +23,10 @@ from shared.kv.peer import Peer
 from shared.kv.put import PutReport, serve_put
 from shared.kv.stream import Interrupted, Stream
 from shared.kv.ticket import kv_url
-from shared.kv.transports import nixl_wire, shm, shm_ring, tcp, unix
+from shared.kv.transports import nixl_wire, shm_ring, shm_wire, tcp, unix
 from shared.kv.transports.nixl_peers import NixlPeers
 from shared.kv.transports.nixl_reads import NixlCarrier
+from shared.kv.transports.shm_reads import MappedPools
 
 _OUT_OF_RESOURCES_WAIT_S = 0.2
 
@@ -90,13 +91,13 @@ class KvListener:
         self._closing = threading.Event()
         self._wake_read, self._wake_write = socket.socketpair()
         self._sockets: dict[str, socket.socket] = {}
-        local = [name for name in transports if name in (shm.NAME, unix.NAME)]
+        local = [name for name in transports if name in (shm_wire.NAME, unix.NAME)]
         self._host_id = unix.host_id() if local else None
         if self._host_id is None:
             local = []
         self._nixl = nixl
         self._carriers: dict[str, MakeCarrier] = {
-            shm.HEADER.lower(): shm.MappedPools().carrier,
+            shm_wire.HEADER.lower(): MappedPools().carrier,
             shm_ring.HEADER.lower(): shm_ring.SegmentCarrier,
             nixl_wire.HEADER.lower(): lambda text, _: NixlCarrier(nixl, text),
         }

@@ -1,24 +1,20 @@
 """A ring of slots in memory that two processes share: the sender owns and fills it, the receiver only reads it.
 
-It is an anonymous file (memfd) whose descriptor travels over a Unix socket. So it has no name to be found or left
-behind: when both processes have closed it, or died, it is gone. It is sealed against shrinking, so that a
-reader cannot be killed by touching what the owner took away. A second descriptor, an eventfd, counts the slots that
-the reader has emptied; the owner fills a slot again only then.
+Of `shared.kv.shared_memory`, with all its pages from the start on. A second descriptor, an eventfd, counts the
+slots that the reader has emptied; the owner fills a slot again only then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
+from shared.kv.shared_memory import check_sealed, seal, sealed_file
 
 MAX_SEGMENT_BYTES = 64 * 1024 * 1024
-
-_SEALS_WANTED = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +74,11 @@ class Segment:
 
 def create(shape: SegmentShape) -> Segment:
     """A new segment with all its memory. Raises OSError; AttributeError where there is no memfd."""
-    memory_fd = os.memfd_create("handoff-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    memory_fd = sealed_file("handoff-kv", shape.nbytes)
     emptied_fd = -1
     try:
-        os.fchmod(memory_fd, 0o600)
         os.posix_fallocate(memory_fd, 0, shape.nbytes)
-        fcntl.fcntl(memory_fd, fcntl.F_ADD_SEALS, _seals())
+        seal(memory_fd)
         emptied_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         return Segment(memory_fd, emptied_fd, shape, writable=True)
     except BaseException:
@@ -99,8 +94,7 @@ def attach(descriptors: list[int], shape: SegmentShape) -> Segment:
         if len(descriptors) != 2:
             raise InvalidRequest("a segment is two descriptors")
         memory_fd, emptied_fd = descriptors
-        if fcntl.fcntl(memory_fd, fcntl.F_GET_SEALS) & _seals() != _seals():
-            raise InvalidRequest("the segment is not sealed")
+        check_sealed(memory_fd)
         if os.fstat(memory_fd).st_size != shape.nbytes:
             raise InvalidRequest("the segment has not the size that it should have")
         return Segment(memory_fd, emptied_fd, shape, writable=False)
@@ -110,13 +104,6 @@ def attach(descriptors: list[int], shape: SegmentShape) -> Segment:
     except (OSError, ValueError) as exc:
         _close(descriptors)
         raise InvalidRequest("the segment cannot be mapped") from exc
-
-
-def _seals() -> int:
-    seals = 0
-    for name in _SEALS_WANTED:
-        seals |= getattr(fcntl, name)
-    return seals
 
 
 def _close(descriptors: list[int]) -> None:

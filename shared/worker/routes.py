@@ -85,7 +85,7 @@ def worker_app(
         return Response(body.to_json(), media_type="application/json")
 
     measuring = asyncio.Lock()
-    pool_is_shared = worker.pool_memory is not None and worker.pool_memory.descriptor is not None
+    pool_is_shared = worker.pool_memory is not None and worker.pool_memory.shared is not None
 
     @app.get("/v1/host")
     async def host() -> Response:

@@ -21,12 +21,13 @@ from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Expected, Manifest, plan_chunks
 from shared.kv.outgoing import Send, SendTimeouts
-from shared.kv.pool_memory import PoolMemory, shared_memory
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import Progress
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
 from shared.kv.shape import KINDS, Kind
+from shared.kv.shared_memory import SharedMemory
 from shared.kv.ticket import Ticket
 from shared.kv.transports.choice import offered, usable
 from shared.wire import Handoff
@@ -94,8 +95,8 @@ def zeros(want: Expected) -> tuple[BlockViews, PoolMemory]:
     """A pool for one sequence, and where it lies."""
     num_blocks = -(-want.num_tokens // _BLOCK_SIZE)
     num_regions = want.shape.num_layers * len(KINDS)
-    content, descriptor = shared_memory(num_regions * num_blocks * _BLOCK_SIZE * want.shape.row_bytes)
-    memory = PoolMemory(content, num_regions, num_blocks, _BLOCK_SIZE, descriptor)
+    shared = SharedMemory(num_regions * num_blocks * _BLOCK_SIZE * want.shape.row_bytes)
+    memory = PoolMemory.of_shared(shared, num_regions, num_blocks, _BLOCK_SIZE)
     return BlockViews(memory, range(num_blocks), want.shape.row_bytes), memory
 
 

@@ -48,8 +48,12 @@ class Connection:
         for batch in encoder.chunk(index):
             self.stream.send_all(batch, time.monotonic() + io_s)
 
-    def await_answer(self, io_s: float) -> None:
-        """Wait for what the peer does before it can answer. io_s: for each sign of progress."""
+    def await_answer(self, io_s: float) -> float:
+        """Wait for what the peer does before it can answer, and tell how long its answer may then take.
+
+        io_s: for each sign of progress, and for the answer.
+        """
+        return io_s
 
     def close(self) -> None:
         """Give everything back."""

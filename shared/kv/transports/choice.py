@@ -11,7 +11,7 @@ import structlog
 from pydantic import AfterValidator, Field
 
 from shared.kv.pool_memory import PoolMemory
-from shared.kv.transports import nixl_wire, shm, tcp, unix
+from shared.kv.transports import nixl_wire, shm_wire, tcp, unix
 from shared.kv.transports.base import Transport, TransportUnavailable
 from shared.kv.transports.nixl import NixlTransport
 from shared.kv.transports.nixl_agent import NixlAgent
@@ -47,7 +47,7 @@ def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES, pool: PoolMemory | No
     """
     make: dict[str, Callable[[], Transport]] = {
         nixl_wire.NAME: lambda: NixlTransport(pool),
-        shm.NAME: lambda: shm_transport(pool, shm_bytes),
+        shm_wire.NAME: lambda: shm_transport(pool, shm_bytes),
         unix.NAME: UnixTransport,
         tcp.NAME: TcpTransport,
     }
@@ -62,7 +62,7 @@ def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES, pool: PoolMemory | No
 
 def shm_transport(pool: PoolMemory | None, shm_bytes: int) -> Transport:
     """From the pool itself if a peer can map it, else through a ring."""
-    if pool is not None and pool.descriptor is not None:
+    if pool is not None and pool.shared is not None:
         return ShmTransport(pool)
     return RingTransport(SegmentBudget(shm_bytes))
 

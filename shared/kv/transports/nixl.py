@@ -11,9 +11,10 @@ import contextlib
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shared.errors import TransportFailed
-from shared.kv import in_place
+from shared.kv import told_chunk
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.pool_memory import PoolMemory
@@ -21,6 +22,7 @@ from shared.kv.stream import ReadableWhileSending, Stream
 from shared.kv.ticket import Ticket
 from shared.kv.transports.base import Connection, Interrupting, TransportUnavailable
 from shared.kv.transports.nixl_agent import NixlAgent, Registration
+from shared.kv.transports.nixl_local import pid_namespace
 from shared.kv.transports.nixl_notices import Notices
 from shared.kv.transports.nixl_wire import HEADER, NAME, TOKEN_BYTES, Introduction, Terms
 from shared.kv.transports.tcp import TcpTransport
@@ -85,7 +87,7 @@ class NixlConnection(Connection):
         self._introduction = introduction
         self._notices = notices
         self._token = secrets.token_bytes(TOKEN_BYTES)
-        self._terms = Terms(block_size, len(introduction), self._token)
+        self._terms = Terms(block_size, len(introduction), self._token, pid_namespace())
         self._reading = notices.open(self._token)
 
     def head_fields(self) -> Mapping[str, str]:
@@ -100,22 +102,23 @@ class NixlConnection(Connection):
         """The first one is followed by the introduction."""
         self.stream.send_all([head, self._introduction], deadline)
         self._introduction = b""
-        self._terms = Terms(self._terms.block_size, 0, self._token)
+        self._terms = replace(self._terms, introduction_bytes=0)
 
     def send_chunk(self, encoder: BlobEncoder, index: int, io_s: float) -> None:
         """Name the chunk's blocks, and digest it while the peer reads. One chunk at a time is left to be read."""
         self._wait_read(io_s)
         if (failure := self._reading.failure) is not None:
             raise TransportFailed(f"KV cannot be sent over NIXL: {failure}") from failure
-        for message, num_bytes in in_place.messages(encoder, index):
+        for message, num_bytes in told_chunk.messages(encoder, index):
             self._notices.tell(self._reading, num_bytes)
             self.stream.send_all([message], time.monotonic() + io_s)
 
-    def await_answer(self, io_s: float) -> None:
+    def await_answer(self, io_s: float) -> float:
         """The peer may read on for as long as it makes progress, or the library can tell of it."""
         with contextlib.suppress(ReadableWhileSending):
             self._wait_read(io_s)
         self._notices.settle(self._reading)
+        return io_s
 
     def close(self) -> None:
         """Give everything back."""

@@ -1,9 +1,9 @@
 """Decode's side: the prefill workers that the library knows, and the memory that reads go to.
 
-A read that has begun cannot be called off, and a peer that was stopped may let it go on minutes later. So no read
-goes to a block of the pool: it goes to memory of the connection, and what has arrived there is digested and copied
-on. The memory of a connection that ended in the middle of a read is set aside until the library says that the read
-has ended.
+A read that has begun cannot be called off, and a peer that was stopped may let it go on minutes later. So a read
+goes to memory of the connection, and what has arrived there is digested and copied on. That memory is set aside if
+the connection ends in the middle of a read, until the library says that the read has ended. Only where reading is a
+call that has ended when it returns (`nixl_local`) may it go to a block of the pool.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from shared.kv.in_place import IN_PLACE_BYTES
 from shared.kv.pool_memory import PoolMemory, address_of
+from shared.kv.stream import Stream
+from shared.kv.told_chunk import TOLD_BATCH_BYTES
 from shared.kv.transports.base import TransportUnavailable
 from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed, Registration
+from shared.kv.transports.nixl_local import kernel_copies, pid_namespace
+from shared.kv.transports.nixl_wire import Terms
 
 # A slot is filled, digested and emptied while it is in the core's cache; several are filled at once over a network.
 NUM_SLOTS = 4
-SLOT_BYTES = IN_PLACE_BYTES
+SLOT_BYTES = TOLD_BATCH_BYTES
 
 LANDING_BYTES = NUM_SLOTS * SLOT_BYTES
 
@@ -67,13 +70,14 @@ class _Known:
 class NixlPeers:
     """Of one listener. Thread-safe. Landing areas: one a connection, some kept for later, some set aside.
 
-    pool: what sinks lie in, for reads that need no landing. Raises TransportUnavailable.
+    pool: what sinks lie in. Raises TransportUnavailable.
     """
 
     def __init__(self, agent: NixlAgent, pool: PoolMemory | None = None) -> None:
         self.agent = agent
-        self.pool = pool
-        self._registered = agent.register(pool.extent) if pool else None
+        self._pool = pool if kernel_copies() else None
+        self._pid_namespace = pid_namespace()
+        self._registered = agent.register(self._pool.extent) if self._pool else None
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._kept: list[Landing] = []
@@ -85,6 +89,16 @@ class NixlPeers:
         """Memory that reads go to: of connections, kept for later ones, and set aside."""
         with self._lock:
             return self._num_landings * LANDING_BYTES
+
+    def pool_for(self, stream: Stream, terms: Terms) -> PoolMemory | None:
+        """What may be read to without landing, from this peer."""
+        if (
+            not stream.is_within_host()
+            or terms.pid_namespace != self._pid_namespace
+            or not terms.pid_namespace
+        ):
+            return None
+        return self._pool
 
     def take(self, metadata: bytes) -> tuple[str, Landing]:
         """A connection begins: the peer's name, and memory to read to. Raises ReadFailed, TransportUnavailable."""
@@ -125,7 +139,8 @@ class NixlPeers:
                 if not known.num_users:
                     self.agent.forget(name)
                     del self._known[name]
-            if self._registered is not None:
+            # Whoever is still there may be reading to it.
+            if self._registered is not None and not self._known:
                 with suppress(TransportUnavailable):
                     self._registered.close()
                 self._registered = None

@@ -13,11 +13,12 @@ import numpy as np
 from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
 from shared.kv.carrier import Body
 from shared.kv.decoder import Section
-from shared.kv.in_place import ToldChunk
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
 from shared.kv.pieces import ChunkBytes
 from shared.kv.pool_memory import PoolMemory
+from shared.kv.stream import Stream
+from shared.kv.told_chunk import ToldChunk
 from shared.kv.transports.base import TransportUnavailable
 from shared.kv.transports.nixl_agent import Ranges, Read, ReadFailed
 from shared.kv.transports.nixl_peers import NUM_SLOTS, SLOT_BYTES, Landing, NixlPeers, has_ended
@@ -44,8 +45,9 @@ class NixlCarrier:
         self.read_bytes = 0
         self.begun: deque[Read] = deque()
         self.landing: Landing | None = None
-        # The library copies at once: a read to the landing area was over when it had begun, none took long since.
-        self.reads_at_once = False
+        # The first read has to find the way to the peer, with the peer's help.
+        self.has_landed = False
+        self.reads_at_once = True
         self._peers = peers
         self._peer = ""
         self._is_broken = False
@@ -72,10 +74,9 @@ class NixlCarrier:
             raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
         self.bases = np.array(introduction.bases, dtype=np.uint64)
 
-    @property
-    def pool(self) -> PoolMemory | None:
+    def pool_for(self, stream: Stream) -> PoolMemory | None:
         """What the library may write to beside the landing area."""
-        return self._peers.pool
+        return self._peers.pool_for(stream, self.terms) if self.has_landed and self.reads_at_once else None
 
     def begin(self, local: Ranges, remote: Ranges) -> Read:
         """Begin to read. Raises ReadFailed."""
@@ -135,7 +136,7 @@ class NixlSlots:
         told = ToldChunk(self._body, target, self._terms.block_size)
         remote = Ranged(carrier.bases, told.blocks, told.block_size, told.origin, target.row_bytes)
         landed = _Landed(carrier, told, remote)
-        in_place = self._in_place(target, remote)
+        direct = self._direct(target, remote)
         num_said = 0
         for position, batch in enumerate(told.batches):
             num_new = position - num_said
@@ -145,9 +146,8 @@ class NixlSlots:
             told.wait(position)
             section = Section(batch.num_bytes, taken_bytes=1)
             with self._reading():
-                if in_place is not None and carrier.reads_at_once and not carrier.begun:
-                    self._read_in_place(*in_place.ranges(batch), section)
-                    landed.num_begun += 1
+                if direct is not None and carrier.reads_at_once:
+                    self._read_directly(*direct.ranges(batch), section)
                     target.digest(batch, target.views(batch))
                 else:
                     target.copy_in(batch, landed.next(position, partial(self._wait, section)))
@@ -156,16 +156,16 @@ class NixlSlots:
         if target.chunk != self._last_chunk:
             self._tell()
 
-    def _in_place(self, target: ChunkBytes, remote: Ranged) -> Matched | None:
+    def _direct(self, target: ChunkBytes, remote: Ranged) -> Matched | None:
         """From where to where, if the library may write there and the chunk's blocks are neighbours."""
-        sink, pool = target.in_pool, self._carrier.pool
-        if sink is None or sink.memory is not pool or target.scattered:
+        sink, pool = target.in_pool, self._carrier.pool_for(self._body.stream)
+        if sink is None or pool is None or sink.memory is not pool or target.scattered:
             return None
         blocks = sink.blocks(*target.chunk)
         origin = target.chunk[0] // pool.block_size * pool.block_size
         return Matched(Ranged(pool.addresses, blocks, pool.block_size, origin, target.row_bytes), remote)
 
-    def _read_in_place(self, local: Ranges, remote: Ranges, section: Section) -> None:
+    def _read_directly(self, local: Ranges, remote: Ranges, section: Section) -> None:
         """Read to where the bytes belong; however this ends, the library writes there no more."""
         began = time.monotonic()
         read = self._carrier.begin(local, remote)
@@ -175,7 +175,7 @@ class NixlSlots:
                 self._wait(section, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
-            # It cannot be called off. The blocks are this reservation's until it has ended.
+            # Should it take time against all expectation: the blocks are this reservation's until it has ended.
             while not has_ended(read):
                 time.sleep(_LONGEST_PAUSE_S)
             self._carrier.reads_at_once = time.monotonic() - began < _AT_ONCE_S
@@ -203,33 +203,36 @@ class _Landed:
 
     def __init__(self, carrier: NixlCarrier, told: ToldChunk, remote: Ranged) -> None:
         assert carrier.landing is not None
-        self.num_begun = 0
+        self._num_begun = 0
         self._carrier = carrier
         self._landing = carrier.landing
         self._told = told
         self._remote = remote
 
     def next(self, position: int, wait: Callable[[float], None]) -> memoryview:
-        """The bytes of a batch. wait: so many seconds. Raises ReadFailed, and what `wait` raises."""
+        """The bytes of a batch; no other was begun unless it came before. wait: so many seconds.
+
+        Raises ReadFailed, and what `wait` raises.
+        """
         begun, batches = self._carrier.begun, self._told.batches
-        if self.num_begun <= position:
+        if not begun:
+            self._num_begun = position
             self._begin()
-            self._carrier.reads_at_once = begun[0].done()
         pause_s = _SHORTEST_PAUSE_S
         while not begun[0].done():
-            if self.num_begun < min(len(batches), position + NUM_SLOTS) and self._told.can_tell(
-                self.num_begun
-            ):
-                self._told.wait(self.num_begun)
+            ahead = min(len(batches), position + NUM_SLOTS)
+            if self._num_begun < ahead and self._told.can_tell(self._num_begun):
+                self._told.wait(self._num_begun)
                 self._begin()
             else:
                 wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         begun.popleft()
+        self._carrier.has_landed = True
         return self._landing.slot(position)[: batches[position].num_bytes]
 
     def _begin(self) -> None:
-        remote = self._remote.ranges(self._told.batches[self.num_begun])
-        local = packed(remote, self._landing.address + self._landing.offset(self.num_begun))
+        remote = self._remote.ranges(self._told.batches[self._num_begun])
+        local = packed(remote, self._landing.address + self._landing.offset(self._num_begun))
         self._carrier.begun.append(self._carrier.begin(local, remote))
-        self.num_begun += 1
+        self._num_begun += 1

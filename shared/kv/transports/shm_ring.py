@@ -16,24 +16,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from shared.errors import InvalidRequest, ManifestMismatch
+from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
 from shared.kv.carrier import Body
 from shared.kv.decoder import Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
-from shared.kv.pieces import ChunkBytes, num_batches
+from shared.kv.pieces import ChunkBytes, Scratch, num_batches
 from shared.kv.segment import Segment, SegmentShape, attach, create
 from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket
 from shared.kv.transports import unix
 from shared.kv.transports.base import Connection, Interrupting, TransportUnavailable
-from shared.kv.transports.shm import NAME
+from shared.kv.transports.shm_wire import NAME
 
 HEADER = "X-Handoff-Segment"
 
 # A slot is copied in and out while it is in the cores' caches; the ring lets the two sides work at the same time.
 SHAPE = SegmentShape(num_slots=8, slot_bytes=512 * 1024)
 
+_NUM_DESCRIPTORS = 2
 _LENGTH = struct.Struct("<I")
 
 
@@ -163,9 +164,12 @@ class SegmentCarrier:
 
     def __init__(self, text: str, descriptors: list[int]) -> None:
         self._shape = SegmentShape.parse(text)
+        if len(descriptors) < _NUM_DESCRIPTORS:
+            raise TransportFailed("the segment's descriptors did not arrive")
         taken, descriptors[:] = descriptors[:], []
         self.segment = attach(taken, self._shape)
         self.num_emptied = 0
+        self.scratch = Scratch()
 
     def next_put(self, text: str) -> None:
         """Raises InvalidRequest if it is another segment."""
@@ -199,10 +203,16 @@ class SegmentSlots:
 
     def fill(self, target: ChunkBytes) -> None:
         """Batches as the sender fills slots with them. Raises ManifestMismatch."""
-        segment = self._carrier.segment
+        segment, scratch = self._carrier.segment, self._carrier.scratch
         for batch in target.batches(segment.shape.slot_bytes):
             self._wait_filled(batch.num_bytes)
-            target.copy_in(batch, segment.slot(self._carrier.num_emptied)[: batch.num_bytes])
+            content = segment.slot(self._carrier.num_emptied)[: batch.num_bytes]
+            if target.scattered:
+                # Never digested where the peer can change it: it is not what was copied then.
+                memory = scratch.take(batch.num_bytes)
+                memory[:] = content
+                content = memory
+            target.copy_in(batch, content)
             # Its bytes are where they belong: the sender may fill it again.
             self._carrier.num_emptied += 1
             os.eventfd_write(segment.emptied_fd, 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from http import HTTPStatus
+
 import pytest
 import structlog
 
@@ -40,14 +43,25 @@ def test_success_is_silent() -> None:
     [
         (ReservationGone("the reservation is gone"), "the reservation is gone"),
         (TransportFailed("no way"), "no way"),
-        (NotAPut(404, "there is nothing at this path"), "there is nothing at this path"),  # type: ignore[arg-type]
+        (NotAPut(HTTPStatus.REQUEST_TIMEOUT, "too slow"), "too slow"),
         (Interrupted(), "Interrupted"),
         (ConnectionResetError("the peer has left"), "the peer has left"),
     ],
 )
 def test_a_refusal_has_its_reason(error: Exception, reason: str) -> None:
     """One line, no traceback."""
-    assert [("kv_put_refused", "info", reason)] == lines(error)
+    assert [("kv_put_ended", "info", reason)] == lines(error)
+
+
+def test_strangers_are_not_logged() -> None:
+    """Who connects and leaves, or asks for something else: it is counted."""
+    with structlog.testing.capture_logs() as logged:
+        for error in (
+            ConnectionResetError("the peer has left"),
+            NotAPut(HTTPStatus.NOT_FOUND, "nothing here"),
+        ):
+            log_put(replace(report(error), handoff_id=None))
+    assert not logged
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), EngineFault("broken")])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 
 import pytest
 import torch
 
 from shared.engine.kv_cache import BlockRun, CacheShape, KVCache
-from shared.kv.pool_memory import mapped
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(num_layers=2, num_blocks=6, block_size=4, num_kv_heads=2, head_dim=3, dtype=torch.float32)
@@ -86,16 +86,15 @@ def test_host_bytes_are_the_pool_itself(dtype: torch.dtype, *, shareable: bool) 
         content = torch.randn(2, 4, 2, 3).to(dtype)
         region[:] = content.view(torch.uint8).numpy().tobytes()
         assert torch.equal(content, tensor)
-    assert (2, 4, shareable) == (memory.num_blocks, memory.block_size, memory.descriptor is not None)
-    if memory.descriptor is not None:
-        assert b"".join(memory.regions) == mapped(memory.descriptor)[:]
-        os.close(memory.descriptor)
+    assert (2, 4, shareable) == (memory.num_blocks, memory.block_size, memory.shared is not None)
+    if memory.shared is not None:
+        assert b"".join(memory.regions) == mmap.mmap(memory.shared.descriptor, 0, prot=mmap.PROT_READ)[:]
 
 
 def test_a_host_without_memfd_has_a_pool_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be shared, and says so."""
     monkeypatch.delattr(os, "memfd_create")
-    assert KVCache(SHAPE, CPU, shareable=True).memory.descriptor is None
+    assert KVCache(SHAPE, CPU, shareable=True).memory.shared is None
 
 
 def test_a_cache_elsewhere_has_no_host_bytes() -> None:

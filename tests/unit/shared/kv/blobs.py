@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,10 +13,11 @@ from shared.kv.decoder import BlobDecoder, Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.floats import from_float32
 from shared.kv.manifest import Expected, Manifest, plan_chunks, token_hash
-from shared.kv.pool_memory import PoolMemory, shared_memory
+from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_layout import blob_layout
 from shared.kv.shape import KINDS, Kind, KvShape
+from shared.kv.shared_memory import SharedMemory
 
 SHAPE = KvShape(num_layers=2, num_kv_heads=2, head_dim=4, dtype="F32")
 MAX_HEADER_BYTES = 64 * 1024
@@ -37,9 +36,9 @@ class Pool:
         rng = random.Random(seed)
         tensors = [(layer, kind) for layer in range(shape.num_layers) for kind in KINDS]
         size = num_blocks * block_size * shape.row_bytes
-        content, descriptor = shared_memory(len(tensors) * size)
-        weakref.finalize(self, os.close, descriptor)
-        self.memory = PoolMemory(content, len(tensors), num_blocks, block_size, descriptor)
+        self.memory = PoolMemory.of_shared(
+            SharedMemory(len(tensors) * size), len(tensors), num_blocks, block_size
+        )
         self.buffers: dict[tuple[int, Kind], memoryview] = dict(
             zip(tensors, self.memory.regions, strict=True)
         )

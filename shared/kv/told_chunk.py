@@ -2,7 +2,7 @@
 
     per chunk: a u32 for each block that holds it, in order | for each batch its length, as u32, once it can be read
 
-So all waiting is a read of the socket. The batches are those of `shared.kv.pieces.cut` by IN_PLACE_BYTES.
+So all waiting is a read of the socket. The batches are those of `shared.kv.pieces.cut` by TOLD_BATCH_BYTES.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.kv.manifest import Chunk
 from shared.kv.pieces import ChunkBytes, num_batches
 
 # Read at once, then digested: larger than what travels through the kernel, for each read has its fixed price.
-IN_PLACE_BYTES = 1024 * 1024
+TOLD_BATCH_BYTES = 1024 * 1024
 
 _WORD = struct.Struct("<I")
 
@@ -28,7 +28,7 @@ def body_bytes(layout: BlobLayout, block_size: int) -> int:
     """How much of a PUT's body stands for its chunks."""
     num_words = sum(
         _num_blocks(chunk, block_size)
-        + num_batches(chunk, len(layout.tensors), layout.row_bytes, IN_PLACE_BYTES)
+        + num_batches(chunk, len(layout.tensors), layout.row_bytes, TOLD_BATCH_BYTES)
         for chunk in layout.manifest.chunks
     )
     return num_words * _WORD.size
@@ -40,7 +40,7 @@ def messages(encoder: BlobEncoder, index: int) -> Iterator[tuple[bytes, int]]:
     They are digested when the next message is asked for: send each at once.
     """
     words: list[int] = list(encoder.blocks(index))
-    for batches in encoder.leave_chunk(index, IN_PLACE_BYTES):
+    for batches in encoder.leave_chunk(index, TOLD_BATCH_BYTES):
         lengths = [batch.num_bytes for batch in batches]
         words += lengths
         yield struct.pack(f"<{len(words)}I", *words), sum(lengths)
@@ -54,18 +54,24 @@ class ToldChunk:
         """Reads the blocks' numbers. Raises InvalidRequest, and what the body raises."""
         self._body = body
         self.block_size = block_size
-        self.batches = list(target.batches(IN_PLACE_BYTES))
+        self.batches = list(target.batches(TOLD_BATCH_BYTES))
         self.origin = target.chunk[0] // block_size * block_size
         num_blocks = _num_blocks(target.chunk, block_size)
-        self.blocks = struct.unpack(f"<{num_blocks}I", body.read(num_blocks * _WORD.size, Section(1)))
+        num_bytes = num_blocks * _WORD.size
+        self.blocks = struct.unpack(f"<{num_blocks}I", body.read(num_bytes, Section(num_bytes)))
         self._words = memoryview(bytearray(len(self.batches) * _WORD.size))
         self._num_read = 0
         self._num_seen = 0
 
     def wait(self, position: int) -> None:
-        """Until that batch can be read. Raises InvalidRequest, ManifestMismatch, and what the body raises."""
+        """Until that batch can be read. Raises InvalidRequest, ManifestMismatch, and what the body raises.
+
+        An interrupt is noticed here too, for all batches may have been told at once.
+        """
+        self._body.stream.check_interrupted()
+        section = Section(_WORD.size)
         while not self._has_read(position):
-            self._read_some()
+            self._read_some(section)
         while self._num_seen <= position:
             (length,) = _WORD.unpack_from(self._words, self._num_seen * _WORD.size)
             if length != self.batches[self._num_seen].num_bytes:
@@ -75,17 +81,18 @@ class ToldChunk:
     def can_tell(self, position: int) -> bool:
         """Whether `wait` would return without waiting, as far as that is known."""
         if not self._has_read(position) and self._body.stream.readable():
-            self._read_some()
+            self._read_some(Section(_WORD.size))
         return self._has_read(position)
 
     def _has_read(self, position: int) -> bool:
         return self._num_read >= (position + 1) * _WORD.size
 
-    def _read_some(self) -> None:
+    def _read_some(self, section: Section) -> None:
         """One message may tell of all batches."""
-        taken = self._body.receive([self._words[self._num_read :]], Section(1))
+        taken = self._body.receive([self._words[self._num_read :]], section)
         if not taken:
             raise InvalidRequest("the blob ended too early")
+        section.taken_bytes += taken
         self._num_read += taken
 
 

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import mmap
 import os
 import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
-from shared.errors import InvalidRequest, ManifestMismatch
-from shared.kv import in_place
+from shared.errors import InvalidRequest, ManifestMismatch, ReservationGone, TransportFailed
+from shared.kv import told_chunk
 from shared.kv.carrier import Body
 from shared.kv.decoder import Section
 from shared.kv.encoder import BlobEncoder
-from shared.kv.in_place import IN_PLACE_BYTES, ToldChunk
 from shared.kv.layout import BlobLayout
 from shared.kv.outgoing import Send
 from shared.kv.pieces import ChunkBytes
-from shared.kv.pool_memory import mapped, shared_memory
+from shared.kv.pool_memory import Rows
 from shared.kv.progress import Progress
+from shared.kv.shared_memory import SharedMemory
 from shared.kv.stream import Stream
-from shared.kv.transports.shm import MappedPools, PoolConnection, Terms
+from shared.kv.ticket import Ticket
+from shared.kv.told_chunk import TOLD_BATCH_BYTES, ToldChunk
+from shared.kv.transports.shm import PoolConnection
+from shared.kv.transports.shm_reads import MappedPools, map_pool
+from shared.kv.transports.shm_wire import Terms
 from tests.unit.shared.kv.blobs import SHAPE, Pool, expected, manifest_for
+from tests.unit.shared.kv.book import OneClaim
 from tests.unit.shared.kv.conftest import Listen, SenderOver
-from tests.unit.shared.kv.transfer import BIG, WAIT_S, granted, reservation
+from tests.unit.shared.kv.transfer import BIG, WAIT_S, finished, granted, reservation, sender_over
 
 WANT = expected(num_tokens=4096, shape=BIG)
 LAYOUT = BlobLayout(manifest_for(WANT, chunk_size=4096))
@@ -57,9 +65,9 @@ def body_of(content: bytes, step: int = 1 << 20) -> Iterator[Body]:
 def told() -> bytes:
     """What a sender says of a chunk of many batches."""
     encoder = BlobEncoder(LAYOUT, Pool(BIG, num_tokens=4096, block_size=16, seed=1).views())
-    ((message, num_bytes),) = in_place.messages(encoder, 0)
-    assert LAYOUT.kv_bytes == num_bytes > 3 * IN_PLACE_BYTES
-    assert len(message) == in_place.body_bytes(LAYOUT, 16)
+    ((message, num_bytes),) = told_chunk.messages(encoder, 0)
+    assert LAYOUT.kv_bytes == num_bytes > 3 * TOLD_BATCH_BYTES
+    assert len(message) == told_chunk.body_bytes(LAYOUT, 16)
     return message
 
 
@@ -91,28 +99,31 @@ def test_what_is_no_chunk_is_refused(
     target = ChunkBytes(Pool(BIG, num_tokens=4096, block_size=16).views(), LAYOUT, (0, 4096))
     for body in body_of(damage(told)):
         with pytest.raises(error):
-            ToldChunk(body, target, 16).wait(LAYOUT.kv_bytes // IN_PLACE_BYTES - 1)
+            ToldChunk(body, target, 16).wait(LAYOUT.kv_bytes // TOLD_BATCH_BYTES - 1)
 
 
 def test_shared_memory_is_its_users_alone() -> None:
     """Without a name, mode 0600; nobody shrinks it, and who maps it later cannot write."""
-    content, descriptor = shared_memory(4096)
-    try:
-        facts = os.fstat(descriptor)
-        assert (0, 0o600) == (facts.st_nlink, stat.S_IMODE(facts.st_mode))
-        with pytest.raises(PermissionError):
-            os.ftruncate(descriptor, 0)
-        content[:4] = b"seen"
-        reader = mapped(descriptor)
-        assert b"seen" == reader[:4]
-        with pytest.raises(TypeError):
-            reader[:4] = b"mine"
-        fresh = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
-        with pytest.raises(PermissionError):
-            os.pwrite(fresh, b"mine", 0)
-        os.close(fresh)
-    finally:
-        os.close(descriptor)
+    memory = SharedMemory(4096)
+    facts = os.fstat(memory.descriptor)
+    assert (0, 0o600) == (facts.st_nlink, stat.S_IMODE(facts.st_mode))
+    with pytest.raises(PermissionError):
+        os.ftruncate(memory.descriptor, 0)
+    memory.content[:4] = b"seen"
+    reader = map_pool(memory.descriptor, Terms(1, 1, 1)).regions[0]
+    assert b"seen" == bytes(reader[:4])
+    with pytest.raises(TypeError):
+        reader[:4] = b"mine"
+    with pytest.raises(PermissionError):
+        os.pwrite(memory.descriptor, b"mine", 0)
+    with pytest.raises(PermissionError):
+        mmap.mmap(memory.descriptor, 4096)
+
+
+def test_shared_memory_that_can_never_be_had_is_refused() -> None:
+    """At the start; a file of that size could be made, and the first touch of it would kill."""
+    with pytest.raises(OSError, match="memory"):
+        SharedMemory(1 << 46)
 
 
 def unsealed() -> list[int]:
@@ -129,15 +140,15 @@ def empty() -> list[int]:
     return [descriptor]
 
 
-def shared(num_bytes: int = 4096) -> list[int]:
+def shared() -> list[int]:
     """A descriptor of sound memory."""
-    return [shared_memory(num_bytes)[1]]
+    memory = SharedMemory(4096)
+    return [os.dup(memory.descriptor)]
 
 
 @pytest.mark.parametrize(
     ("text", "descriptors"),
     [
-        ("4x8x16", list),
         ("4x8x16", lambda: [*shared(), *shared()]),
         ("4x8x16", lambda: [os.open("/dev/null", os.O_RDONLY)]),
         ("4x8x16", unsealed),
@@ -158,6 +169,82 @@ def test_what_is_no_pool_is_refused(text: str, descriptors: Callable[[], list[in
     for descriptor in held:
         os.close(descriptor)
     assert before == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_descriptor_that_did_not_arrive_is_no_fault_of_the_sender() -> None:
+    """This process may be out of them: another transport may do."""
+    with pytest.raises(TransportFailed, match="did not arrive"):
+        MappedPools().carrier("4x8x16", [])
+
+
+def test_what_cannot_be_mapped_goes_another_way(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the same call: decode may be short of address space, for a pool is large."""
+    book = reservation()
+    listening = listen(book)
+    source = Pool(SHAPE, num_tokens=10, seed=1)
+    handoff = granted(listening.listener.offer("127.0.0.1"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("shared.kv.transports.shm_reads.mmap.mmap", full)
+    with closing(sender_over("shm", "unix", pool=source)) as sender:
+        sent = sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
+    assert "unix" == sent.transport
+    assert source.content() == book.pool.content()
+    for _ in range(2):
+        listening.next_report()
+    assert [(502, "unix"), (200, "unix")] == [(r.status, r.transport) for r in listening.reports]
+
+
+@pytest.mark.parametrize("name", ["shm", "ring", "nixl"])
+def test_a_cancel_is_noticed_between_batches(listen: Listen, sender_to: SenderOver, name: str) -> None:
+    """Though all of a chunk was told at once, and nothing is waited for."""
+    book = reservation(WANT)
+    source = Pool(BIG, num_tokens=4096, block_size=16, seed=1)
+    copied: list[int] = []
+    claim = book.claim
+
+    def cancelling(ticket: Ticket) -> OneClaim:
+        taken = claim(ticket)
+        copy_in = taken.copy_in
+
+        def copy(tensors: slice, start: int, end: int, content: Rows) -> None:
+            copy_in(tensors, start, end, content)
+            copied.append(start)
+            if len(copied) == 3:
+                book.cancel()
+
+        taken.copy_in = copy  # type: ignore[method-assign]
+        return taken
+
+    book.claim = cancelling  # type: ignore[method-assign]
+    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    send = Send(handoff, "r1", manifest_for(WANT, chunk_size=0), source.views(), finished())
+    with closing(sender_to(source)) as sender, pytest.raises(ReservationGone):
+        sender.send(send)
+    assert 3 == len(copied)
+
+
+def test_descriptors_do_not_pile_up(listen: Listen) -> None:
+    """More than any transport hands over is refused, before a head is complete, and all are closed."""
+    listening = listen(reservation())
+    memory = SharedMemory(4096)
+    offer = listening.listener.offer("127.0.0.1")
+    assert offer.kv_socket is not None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(f"\0{offer.kv_socket}")
+        for _ in range(3):
+            socket.send_fds(sock, [b"P"], [memory.descriptor])
+            time.sleep(0.05)  # so that each is received by itself
+        assert b"400" in sock.recv(4096)
+    assert 400 == listening.next_report().status
+    own = os.stat(memory.descriptor).st_ino
+    held = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the listing itself
+            held += os.fstat(int(name)).st_ino == own
+    assert 2 == held  # the memory's own, and that of its mapping
 
 
 class Boasting(PoolConnection):
