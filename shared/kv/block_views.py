@@ -19,6 +19,9 @@ from shared.kv.shape import KINDS, Kind
 # Handling a view costs about a microsecond in Python, as much as copying so many bytes within the core's cache.
 SMALL_VIEW_BYTES = 16 * 1024
 
+# Every tensor of a chunk has the same ranges, as many as batches are cut from one.
+_MAX_PLANS = 256
+
 
 def block_runs(block_table: Sequence[int], block_size: int, start: int, end: int) -> list[tuple[int, int]]:
     """Half-open slot ranges that hold token positions [start, end), in order, neighbours joined."""
@@ -71,8 +74,7 @@ class BlockViews:
         self._block_size = memory.block_size
         self._row_bytes = row_bytes
         self._block_dtype = np.dtype(f"V{memory.block_size * row_bytes}")
-        self._planned = (0, 0)
-        self._plan = _Plan((), None)
+        self._plans: dict[tuple[int, int], _Plan] = {}
 
     def views(self, layer: int, kind: Kind, start: int, end: int) -> list[memoryview]:
         """The bytes of [end - start, K, D] in the pool, in order of position."""
@@ -123,10 +125,13 @@ class BlockViews:
             rows.view(self._block_dtype)[:, gather.blocks] = whole
 
     def _plan_of(self, start: int, end: int) -> _Plan:
-        if self._planned != (start, end):
-            self._plan = self._new_plan(start, end)
-            self._planned = (start, end)
-        return self._plan
+        key = (start, end)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._new_plan(start, end)
+        return plan
 
     def _new_plan(self, start: int, end: int) -> _Plan:
         size, row = self._block_size, self._row_bytes
