@@ -55,10 +55,10 @@ class _Gather:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where a range is. runs: (its bytes, bytes of a region), neighbouring blocks joined. gather: if scattered."""
+    """Where a range is: runs of neighbouring blocks, (its bytes, bytes of a region); or how to gather it."""
 
     runs: Pieces
-    gather: _Gather | None
+    gather: _Gather | None = None
 
 
 class BlockViews:
@@ -78,12 +78,13 @@ class BlockViews:
 
     def views(self, layer: int, kind: Kind, start: int, end: int) -> list[memoryview]:
         """The bytes of [end - start, K, D] in the pool, in order of position."""
-        region = self.memory.regions[layer * len(KINDS) + KINDS.index(kind)]
-        return [region[theirs] for _, theirs in self._plan_of(start, end).runs]
+        at = layer * len(KINDS) + KINDS.index(kind)
+        return self.tensor_views(slice(at, at + 1), start, end)[0]
 
     def tensor_views(self, tensors: slice, start: int, end: int) -> list[list[memoryview]]:
         """The same of each of many tensors."""
-        runs = [theirs for _, theirs in self._plan_of(start, end).runs]
+        plan = self._plan_of(start, end)
+        runs = [theirs for _, theirs in plan.runs or self._runs(start, end, start)]
         return [[region[run] for run in runs] for region in self.memory.regions[tensors]]
 
     def blocks(self, start: int, end: int) -> Sequence[int]:
@@ -137,13 +138,13 @@ class BlockViews:
         size, row = self._block_size, self._row_bytes
         runs = self._runs(start, end, start)
         if len(runs) < 2 or (end - start) * row >= len(runs) * SMALL_VIEW_BYTES:
-            return _Plan(runs, None)
+            return _Plan(runs)
         first = min(-(-start // size) * size, end)
         last = max(end // size * size, first)
         edges = self._runs(start, first, start) + self._runs(last, end, start)
         blocks = np.asarray(self._block_table[first // size : last // size], dtype=np.intp)
         middle = slice((first - start) * row, (last - start) * row)
-        return _Plan(runs, _Gather(blocks, middle, edges))
+        return _Plan((), _Gather(blocks, middle, edges))
 
     def _runs(self, start: int, end: int, origin: int) -> Pieces:
         """Pieces of [start, end): where they are among the bytes from `origin` on, and in a region."""
