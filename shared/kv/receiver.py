@@ -177,6 +177,8 @@ class KvListener:
                     continue  # it left before we came
                 except OSError:
                     # Out of descriptors or memory: the peer stays in the backlog, and poll() would return at once.
+                    with self._lock:
+                        self._make_room()
                     self._closing.wait(_OUT_OF_RESOURCES_WAIT_S)
                     continue
                 self._take(sock, name)
@@ -204,6 +206,7 @@ class KvListener:
                 group[thread] = served
             except OSError:
                 sock.close()
+                self._make_room()
                 return
         try:
             thread.start()

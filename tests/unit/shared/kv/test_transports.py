@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import re
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +193,33 @@ def test_a_waiting_connection_makes_room(listen: Listen, sender_to: SenderOver) 
             put(sender, listening, manifest_for(expected()), source.views(), finished())
             listening.next_report()
             book.committed.clear()
+
+
+def test_a_waiting_connection_makes_room_for_descriptors(
+    listen: Listen, sender_to: SenderOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When no peer can be accepted for want of descriptors, those of a connection that only waits are given back.
+
+    It kept them for as long as it would have been kept, and new peers stood in the backlog.
+    """
+    book = reservation()
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    listening = listen(book)
+    accept = socket.socket.accept
+
+    def short_of_descriptors(sock: socket.socket) -> tuple[socket.socket, object]:
+        if listening.listener.num_connections:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(sock)
+
+    with closing(sender_to(source)) as first, closing(sender_to(source)) as second:
+        put(first, listening, manifest_for(expected()), source.views(), finished())
+        listening.next_report()
+        book.committed.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(socket.socket, "accept", short_of_descriptors)
+            put(second, listening, manifest_for(expected()), source.views(), finished())
+        listening.next_report()
 
 
 def test_gone_reservation_is_refused(listen: Listen, sender_to: SenderOver) -> None:
