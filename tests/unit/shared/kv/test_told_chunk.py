@@ -23,7 +23,7 @@ from shared.kv.carrier import Body
 from shared.kv.decoder import Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
-from shared.kv.outgoing import Send
+from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.pieces import ChunkBytes
 from shared.kv.pool_memory import Rows
 from shared.kv.progress import Progress
@@ -224,6 +224,40 @@ def test_a_cancel_is_noticed_between_batches(listen: Listen, sender_to: SenderOv
     with closing(sender_to(source)) as sender, pytest.raises(ReservationGone):
         sender.send(send)
     assert 3 == len(copied)
+
+
+@pytest.mark.parametrize("name", ["shm"])
+def test_a_peer_that_still_copies_is_waited_for(listen: Listen, sender_to: SenderOver) -> None:
+    """All of a prompt is told at once, and `io_s` is not for copying all of it."""
+    book = reservation(WANT)
+    source = Pool(BIG, num_tokens=4096, block_size=16, seed=1)
+    claim = book.claim
+
+    def slow(ticket: Ticket) -> OneClaim:
+        taken = claim(ticket)
+        copy_in = taken.copy_in
+
+        def copy(tensors: slice, start: int, end: int, content: Rows) -> None:
+            time.sleep(0.005)  # a core that others use as well
+            copy_in(tensors, start, end, content)
+
+        taken.copy_in = copy  # type: ignore[method-assign]
+        return taken
+
+    book.claim = slow  # type: ignore[method-assign]
+    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    send = Send(handoff, "r1", manifest_for(WANT, chunk_size=0), source.views(), finished())
+    with closing(sender_to(source, SendTimeouts(io_s=0.1))) as sender:
+        sender.send(send)
+    assert source.content() == book.pool.content()
+
+
+def test_what_was_read_counts_for_the_pace() -> None:
+    """Within a section a peer may not dawdle: a byte a minute was enough."""
+    for body in body_of(b"twelve bytes", step=5):
+        section = Section(12)
+        assert b"twelve bytes" == body.read(12, section)
+        assert 12 == section.taken_bytes
 
 
 def test_descriptors_do_not_pile_up(listen: Listen) -> None:
