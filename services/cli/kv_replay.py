@@ -25,7 +25,7 @@ from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.progress import FirstTokens, Progress
 from shared.kv.saved import SavedRequest
 from shared.kv.sender import KvSender
-from shared.kv.shape import KINDS, Kind
+from shared.kv.shape import Kind, tensor_index
 from shared.kv.transports.tcp import TcpTransport
 from shared.wire import MAX_TIMEOUT_S, DecodeEvent, DecodeRequest, Finish, Handoff, Sent, TokenOut
 
@@ -43,7 +43,7 @@ class MappedKv:
 
     def views(self, layer: int, kind: Kind, start: int, end: int) -> Sequence[memoryview]:
         """The bytes of [start, end), one view for each chunk of the file that they lie in."""
-        at = layer * len(KINDS) + KINDS.index(kind)
+        at = tensor_index(layer, kind)
         views = []
         for parts in self._layout.chunks:
             part = parts[at]

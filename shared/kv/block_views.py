@@ -14,7 +14,7 @@ import numpy as np
 
 from shared.errors import InvariantBroken
 from shared.kv.pool_memory import PoolMemory, Rows
-from shared.kv.shape import KINDS, Kind
+from shared.kv.shape import Kind, tensor_index
 
 # Handling a view costs about a microsecond in Python, as much as copying so many bytes within the core's cache.
 SMALL_VIEW_BYTES = 16 * 1024
@@ -39,6 +39,12 @@ def block_runs(block_table: Sequence[int], block_size: int, start: int, end: int
             runs.append((slot, slot + taken))
         position += taken
     return runs
+
+
+def one_tensor(layer: int, kind: Kind) -> slice:
+    """That tensor alone, where many can be named."""
+    at = tensor_index(layer, kind)
+    return slice(at, at + 1)
 
 
 Pieces = tuple[tuple[slice, slice], ...]
@@ -78,8 +84,7 @@ class BlockViews:
 
     def views(self, layer: int, kind: Kind, start: int, end: int) -> list[memoryview]:
         """The bytes of [end - start, K, D] in the pool, in order of position."""
-        at = layer * len(KINDS) + KINDS.index(kind)
-        return self.tensor_views(slice(at, at + 1), start, end)[0]
+        return self.tensor_views(one_tensor(layer, kind), start, end)[0]
 
     def tensor_views(self, tensors: slice, start: int, end: int) -> list[list[memoryview]]:
         """The same of each of many tensors."""

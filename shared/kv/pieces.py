@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv.block_views import BlockViews
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
-from shared.kv.pool_memory import Rows
+from shared.kv.pool_memory import as_rows
 from shared.kv.source import KvSink, KvSource
 
 # One system call, or one slot of a segment, carries a batch.
@@ -39,6 +38,11 @@ class Batch(NamedTuple):
     def tensors(self) -> slice:
         """Which of the chunk's tensors, in file order."""
         return slice(self.first, self.last)
+
+    @property
+    def num_tensors(self) -> int:
+        """How many those are."""
+        return self.last - self.first
 
 
 def cut(chunk: Chunk, num_tensors: int, row_bytes: int, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
@@ -107,7 +111,7 @@ class ChunkBytes:
     def copy_out(self, batch: Batch, into: memoryview) -> None:
         """Copy a batch to one buffer of its length."""
         if self.in_pool is not None:
-            self.in_pool.copy_out(batch.tensors, batch.start, batch.end, _as_rows(batch, into))
+            self.in_pool.copy_out(batch.tensors, batch.start, batch.end, as_rows(into, batch.num_tensors))
             return
         at = 0
         for own in self.views(batch):
@@ -122,7 +126,7 @@ class ChunkBytes:
         What is digested is what lies there then; if it is `scattered` the buffer, to which nobody else may write.
         """
         if self.in_pool is not None:
-            self.in_pool.copy_in(batch.tensors, batch.start, batch.end, _as_rows(batch, content))
+            self.in_pool.copy_in(batch.tensors, batch.start, batch.end, as_rows(content, batch.num_tensors))
             self.digest(batch, content if self.scattered else self.views(batch))
             return
         at = 0
@@ -144,7 +148,7 @@ class ChunkBytes:
             return
         # Never digested where the peer can change it: it is not what was copied then.
         memory = scratch.take(batch.num_bytes)
-        source.copy_out(batch.tensors, start, end, _as_rows(batch, memory))
+        source.copy_out(batch.tensors, start, end, as_rows(memory, batch.num_tensors))
         self.copy_in(batch, memory)
 
     def digest(self, batch: Batch, content: memoryview | Sequence[Sequence[memoryview]]) -> None:
@@ -168,11 +172,6 @@ class ChunkBytes:
         if batch.end == self.chunk[1]:
             self.digests.append(self._state.intdigest())
             self._state = None
-
-
-def _as_rows(batch: Batch, content: memoryview) -> Rows:
-    """A buffer as uint8 [tensors, bytes]."""
-    return np.frombuffer(content, dtype=np.uint8).reshape(batch.last - batch.first, -1)
 
 
 def _digest_of(views: Sequence[memoryview]) -> int:

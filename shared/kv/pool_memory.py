@@ -29,7 +29,7 @@ class PoolMemory:
         block_size: int,
         shared: SharedMemory | None = None,
     ) -> None:
-        self.rows: Rows = np.frombuffer(content, dtype=np.uint8).reshape(num_regions, -1)
+        self.rows = as_rows(content, num_regions)
         self.regions = tuple(memoryview(row.data) for row in self.rows)
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -52,6 +52,11 @@ class PoolMemory:
         """Of each region."""
         num_regions, region_bytes = self.rows.shape
         return np.arange(num_regions, dtype=np.uint64) * np.uint64(region_bytes) + np.uint64(self.extent[0])
+
+
+def as_rows(content: memoryview | mmap.mmap, num_rows: int) -> Rows:
+    """A buffer as uint8 [num_rows, bytes of a row]; nothing is copied."""
+    return np.frombuffer(content, dtype=np.uint8).reshape(num_rows, -1)
 
 
 def address_of(memory: memoryview) -> tuple[int, int]:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import DigestMismatch
-from shared.kv.block_views import BlockViews
+from shared.kv.block_views import BlockViews, one_tensor
 from shared.kv.manifest import Chunk
 from shared.kv.pieces import BATCH_BYTES, Batch
-from shared.kv.pool_memory import Rows
+from shared.kv.pool_memory import as_rows
 from shared.kv.quant import NotFinite, Quantised
 from shared.kv.quant_layout import QuantLayout
-from shared.kv.shape import KINDS, Kind
+from shared.kv.shape import Kind
 from shared.kv.source import KvSink, KvSource
 
 
@@ -88,7 +87,7 @@ class QuantChunk:
             self._quantiser.quantise(views[0] if len(views) == 1 else memoryview(b"".join(views)), into)
             return
         for first, last, rows in self._row_ranges():
-            self._in_pool.copy_out(_tensor(layer, kind), first, last, _one_row(rows))
+            self._in_pool.copy_out(one_tensor(layer, kind), first, last, as_rows(rows, 1))
             self._quantiser.quantise(rows, self._quantiser.part(into, first - start, last - start))
 
     def _dequantise(self, layer: int, kind: Kind, quantised: Quantised) -> None:
@@ -103,7 +102,7 @@ class QuantChunk:
             return
         for first, last, rows in self._row_ranges():
             self._quantiser.dequantise(self._quantiser.part(quantised, first - start, last - start), rows)
-            self._in_pool.copy_in(_tensor(layer, kind), first, last, _one_row(rows))
+            self._in_pool.copy_in(one_tensor(layer, kind), first, last, as_rows(rows, 1))
 
     def _row_ranges(self) -> Iterator[tuple[int, int, memoryview]]:
         """Half-open positions, and the buffer for their rows."""
@@ -112,13 +111,3 @@ class QuantChunk:
         for first in range(start, end, step):
             last = min(first + step, end)
             yield first, last, self._rows[: (last - first) * self._row_bytes]
-
-
-def _tensor(layer: int, kind: Kind) -> slice:
-    at = layer * len(KINDS) + KINDS.index(kind)
-    return slice(at, at + 1)
-
-
-def _one_row(rows: memoryview) -> Rows:
-    """A buffer as uint8 [1, bytes]."""
-    return np.frombuffer(rows, dtype=np.uint8).reshape(1, -1)

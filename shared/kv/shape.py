@@ -14,6 +14,11 @@ KV_DTYPES: dict[str, KvDtype] = {"float32": "F32", "bfloat16": "BF16", "float16"
 ITEMSIZE_BYTES: dict[KvDtype, int] = {"F32": 4, "BF16": 2, "F16": 2}
 
 
+def tensor_index(layer: int, kind: Kind) -> int:
+    """Which of a chunk's tensors, and of a pool's regions: each layer's K, then its V, layer by layer."""
+    return layer * len(KINDS) + KINDS.index(kind)
+
+
 @dataclass(frozen=True, slots=True)
 class KvShape:
     """L layers of K and V, each [tokens, K, D]. dtype uses the names of safetensors."""

@@ -37,13 +37,13 @@ class ShmTransport:
 
     def __init__(self, pool: PoolMemory) -> None:
         self._pool = pool
-        self._host_id = unix.host_id()
+        self._unix = unix.UnixTransport()
 
     def self_test(self) -> None:
         """Hand memory over a socket, and map it."""
         if self._pool.shared is None:
             raise TransportUnavailable("no peer can map the KV pool")
-        unix.UnixTransport().self_test()
+        self._unix.self_test()
         try:
             _check_shared_memory()
         except (OSError, AttributeError, ValueError, ServingError) as exc:
@@ -51,7 +51,7 @@ class ShmTransport:
 
     def address(self, ticket: Ticket) -> str | None:
         """The issuer's socket, if it is on this host."""
-        return ticket.kv_socket if ticket.host_id == self._host_id else None
+        return self._unix.address(ticket)
 
     def connect(self, address: str, deadline: float, interrupting: Interrupting) -> Connection:
         """To a process of the same user."""

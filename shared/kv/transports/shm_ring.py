@@ -67,11 +67,11 @@ class RingTransport:
     def __init__(self, budget: SegmentBudget, shape: SegmentShape = SHAPE) -> None:
         self._budget = budget
         self._shape = shape
-        self._host_id = unix.host_id()
+        self._unix = unix.UnixTransport()
 
     def self_test(self) -> None:
         """Make a segment, hand it over a socket, map it again, and let the reader say that it is done."""
-        unix.UnixTransport().self_test()
+        self._unix.self_test()
         try:
             self._budget.take(self._shape.nbytes)
         except TransportUnavailable as exc:
@@ -85,7 +85,7 @@ class RingTransport:
 
     def address(self, ticket: Ticket) -> str | None:
         """The issuer's socket, if it is on this host."""
-        return ticket.kv_socket if ticket.host_id == self._host_id else None
+        return self._unix.address(ticket)
 
     def connect(self, address: str, deadline: float, interrupting: Interrupting) -> Connection:
         """To a process of the same user, with a new segment."""
@@ -238,7 +238,7 @@ def _check_segment(shape: SegmentShape) -> None:
         segment = create(shape)
         try:
             socket.send_fds(left, [b"x"], [segment.memory_fd, segment.emptied_fd])
-            _, descriptors, _, _ = socket.recv_fds(right, 1, 2)
+            _, descriptors, _, _ = socket.recv_fds(right, 1, _NUM_DESCRIPTORS)
             mapped = attach(descriptors, shape)
             try:
                 content = os.urandom(64)
