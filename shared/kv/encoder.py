@@ -59,7 +59,7 @@ class BlobEncoder:
                 memory = self._scratch.take(batch.num_bytes)
                 content.copy_out(batch, memory)
                 yield [memory]
-                content.digest(batch, memory)
+                content.digest_copy(batch, memory)
             else:
                 # Digested before they are read for the wire: a block that changes meanwhile is found out.
                 views = content.views(batch)
@@ -84,7 +84,7 @@ class BlobEncoder:
             content.copy_out(batch, memory)
             yield batch.num_bytes
             # The copy is ours alone, so it can be digested while the peer already reads it.
-            content.digest(batch, memory)
+            content.digest_copy(batch, memory)
         self._digests += content.digests
 
     def blocks(self, index: int) -> Sequence[int]:
@@ -101,9 +101,9 @@ class BlobEncoder:
                 if content.scattered:
                     memory = self._scratch.take(batch.num_bytes)
                     content.copy_out(batch, memory)
-                    content.digest(batch, memory)
+                    content.digest_copy(batch, memory)
                 else:
-                    content.digest(batch, content.views(batch))
+                    content.digest(batch)
         self._digests += content.digests
 
     def trailer(self, first: FirstTokens) -> list[Buffer]:

@@ -5,7 +5,8 @@ The cut depends on layout and batch size alone, so that two sides that agree on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -14,7 +15,7 @@ from shared.errors import InvariantBroken
 from shared.kv.block_views import BlockViews
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
-from shared.kv.pool_memory import as_rows
+from shared.kv.pool_memory import Rows, as_rows
 from shared.kv.source import KvSink, KvSource
 
 # One system call, or one slot of a segment, carries a batch.
@@ -127,7 +128,10 @@ class ChunkBytes:
         """
         if self.in_pool is not None:
             self.in_pool.copy_in(batch.tensors, batch.start, batch.end, as_rows(content, batch.num_tensors))
-            self.digest(batch, content if self.scattered else self.views(batch))
+            if self.scattered:
+                self.digest_copy(batch, content)
+            else:
+                self.digest(batch)
             return
         at = 0
         views = self.views(batch)
@@ -144,37 +148,51 @@ class ChunkBytes:
         rows = source.adjacent_rows(batch.tensors, start, end)
         if rows is not None and self.in_pool is not None and not self.scattered:
             self.in_pool.copy_in(batch.tensors, batch.start, batch.end, rows)
-            self.digest(batch, self.views(batch))
+            self.digest(batch)
             return
         # Never digested where the peer can change it: it is not what was copied then.
         memory = scratch.take(batch.num_bytes)
         source.copy_out(batch.tensors, start, end, as_rows(memory, batch.num_tensors))
         self.copy_in(batch, memory)
 
-    def digest(self, batch: Batch, content: memoryview | Sequence[Sequence[memoryview]]) -> None:
-        """Digest a batch: one buffer of its length, or the views of each tensor.
-
-        A tensor in one piece needs no state of its own: setting one up costs as much as digesting 30 KB.
-        """
-        if isinstance(content, memoryview):
-            nbytes = (batch.end - batch.start) * self.row_bytes
-            content = [[content[at : at + nbytes]] for at in range(0, batch.num_bytes, nbytes)]
-        if (batch.start, batch.end) == self.chunk:
-            self.digests += [
-                xxh3_64_intdigest(own[0]) if len(own) == 1 else _digest_of(own) for own in content
-            ]
+    def digest(self, batch: Batch, views: Sequence[Sequence[memoryview]] | None = None) -> None:
+        """Digest a batch where it lies. views: its own, if they are at hand."""
+        pool = self.in_pool
+        rows = pool.adjacent_rows(batch.tensors, batch.start, batch.end) if pool is not None else None
+        if rows is not None:
+            self._digest_rows(batch, rows)
             return
+        views = views or self.views(batch)
+        if (batch.start, batch.end) == self.chunk:
+            self.digests += map(_digest_of, views)
+        else:
+            self._go_on(batch, chain.from_iterable(views))
+
+    def digest_copy(self, batch: Batch, copy: memoryview) -> None:
+        """Digest a batch that lies in one buffer."""
+        self._digest_rows(batch, as_rows(copy, batch.num_tensors))
+
+    def _digest_rows(self, batch: Batch, rows: Rows) -> None:
+        """A tensor in one piece needs no state of its own: setting one up costs as much as digesting 30 KB."""
+        if (batch.start, batch.end) == self.chunk:
+            self.digests += map(xxh3_64_intdigest, rows)
+        else:
+            self._go_on(batch, (row.data for row in rows))
+
+    def _go_on(self, batch: Batch, pieces: Iterable[memoryview]) -> None:
+        """With the digest of one tensor, of which a batch has some rows."""
         if self._state is None:
             self._state = xxh3_64()
-        for own in content:
-            for view in own:
-                self._state.update(view)
+        for piece in pieces:
+            self._state.update(piece)
         if batch.end == self.chunk[1]:
             self.digests.append(self._state.intdigest())
             self._state = None
 
 
 def _digest_of(views: Sequence[memoryview]) -> int:
+    if len(views) == 1:
+        return xxh3_64_intdigest(views[0])
     state = xxh3_64()
     for view in views:
         state.update(view)
