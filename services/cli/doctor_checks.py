@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from shared.kv.shape import KV_DTYPES
 from shared.wire import PROTOCOL_VERSION, WorkerInfo
 from shared.wire_probe import HostReport
 
@@ -67,6 +68,10 @@ def check_pair(prefill: WorkerInfo, decode: WorkerInfo) -> Iterator[Finding]:
     if differing:
         yield Finding(
             "fingerprint", "problem", f"the workers differ in {', '.join(differing)}: no KV fits both"
+        )
+    elif prefill.fingerprint.dtype not in KV_DTYPES:
+        yield Finding(
+            "fingerprint", "problem", f"KV of {prefill.fingerprint.dtype}: this version does not know it"
         )
     else:
         digest = prefill.fingerprint.digest

@@ -89,6 +89,13 @@ def test_what_is_wrong_with_a_pair_is_told(changes: dict[str, Any], found: tuple
     assert [found] == levels(list(check_pair(info("prefill"), info("decode", **changes))))
 
 
+def test_a_pair_whose_dtype_is_of_a_later_version_is_told() -> None:
+    """It used to end in a KeyError."""
+    later = {"fingerprint": FINGERPRINT.model_copy(update={"dtype": "float4"})}
+    found = levels(list(check_pair(info("prefill", **later), info("decode", **later))))
+    assert [("fingerprint", "problem")] == found
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
