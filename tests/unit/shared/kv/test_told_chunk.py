@@ -194,7 +194,8 @@ def test_what_cannot_be_mapped_goes_another_way(listen: Listen, monkeypatch: pyt
     assert source.content() == book.pool.content()
     for _ in range(2):
         listening.next_report()
-    assert [(502, "unix"), (200, "unix")] == [(r.status, r.transport) for r in listening.reports]
+    # Two connections, so two threads: either may report first.
+    assert [(200, "unix"), (502, "unix")] == sorted((r.status, r.transport) for r in listening.reports)
 
 
 @pytest.mark.parametrize("name", ["shm", "ring", "nixl"])
