@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,13 +14,15 @@ import pytest
 from shared.errors import ReservationGone, TransportFailed
 from shared.kv.limits import ReceiveLimits
 from shared.kv.outgoing import Send, SendTimeouts
+from shared.kv.pieces import Batch
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
 from shared.kv.shape import KvShape
 from shared.kv.transports.nixl import NixlTransport
-from shared.kv.transports.nixl_agent import Read, ReadFailed
+from shared.kv.transports.nixl_agent import Ranges, Read, ReadFailed
 from shared.kv.transports.nixl_notices import Notices
 from shared.kv.transports.nixl_peers import Landing, NixlPeers
+from shared.kv.transports.nixl_ranges import Matched
 from shared.kv.transports.nixl_reads import NixlCarrier
 from shared.kv.transports.nixl_wire import TOKEN_BYTES, pack_notice
 from shared.kv.transports.tcp import TcpTransport
@@ -210,3 +213,35 @@ def test_blocks_wait_for_a_read_that_goes_to_them(
         with pytest.raises(ReservationGone):
             sending.result(WAIT_S)
     assert 1 == len(unending.reads)
+
+
+def test_after_a_slow_read_the_rest_of_the_put_lands(
+    listen: Listen, nixl: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no more than that: one hiccup of the host used to count for as long as the connection lasted."""
+    book = reservation()
+    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    begin, ranges, num_direct = NixlCarrier.begin, Matched.ranges, 0
+    pauses_s = [0.0, 0.1, 0.0, 0.0, 0.0, 0.0]
+
+    def slow_begin(carrier: NixlCarrier, local: Ranges, remote: Ranges) -> Read:
+        time.sleep(pauses_s.pop(0))
+        return begin(carrier, local, remote)
+
+    def counted(matched: Matched, batch: Batch) -> tuple[Ranges, Ranges]:
+        nonlocal num_direct
+        num_direct += 1
+        return ranges(matched, batch)
+
+    monkeypatch.setattr(NixlCarrier, "begin", slow_begin)
+    monkeypatch.setattr(Matched, "ranges", counted)
+    transport = NixlTransport(source.memory, nixl.sending)
+    transport.self_test()
+    with closing(KvSender(SECRET, [transport], SendTimeouts())) as sender:
+        # Three chunks each: the connection's first one lands, the second is slow.
+        for total in (1, 4):
+            sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
+            assert source.content() == book.pool.content()
+            assert total == num_direct
+            book.committed.clear()
