@@ -92,5 +92,6 @@ class Call:
                 connection.close()
                 return
             self._connection = connection
-            connection.send(self._request, self._tell)
+            if connection.reusable:  # NOTE: on uvloop its loss can be told before this; then `head` raises it
+                connection.send(self._request, self._tell)
         self._tell()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import structlog
+import uvloop
 
 from router.course import Job
 from router.fleet import Fleet
@@ -25,6 +26,17 @@ from tests.contract.fakes import SECRET, FakeWorker, fake_workers
 from tests.contract.site import checkpoint, site
 
 __all__ = ["checkpoint", "site"]
+
+both_loops = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+"""For what the event loop decides: the router runs on uvloop, which tells of connections in another order."""
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """asyncio's loop, and uvloop's as well for tests that are marked `both_loops`."""
+    marker = item.get_closest_marker("asyncio")
+    plain = {"asyncio": asyncio.new_event_loop}
+    is_both = marker is not None and "loop_factories" in marker.kwargs
+    return {**plain, "uvloop": uvloop.new_event_loop} if is_both else plain
 
 
 @dataclass

@@ -18,7 +18,7 @@ from shared.errors import (
     ServingError,
 )
 from shared.wire import DecodeRequest, Work
-from tests.contract.conftest import Cluster, ClusterMaker, answer, job
+from tests.contract.conftest import Cluster, ClusterMaker, answer, both_loops, job
 from tests.contract.fakes import FakeWorker, token_at
 
 PROMPT, MAX_TOKENS = 20, 6
@@ -88,6 +88,7 @@ async def test_prefill_dies_after_the_first_token(cluster: ClusterMaker) -> None
         assert [[token_at(0, PROMPT)]] == [r.token_ids[PROMPT:] for r in resumed]
 
 
+@both_loops
 @pytest.mark.parametrize("point", ["reserve", "reserved", "injected", "token", "finish"])
 @pytest.mark.parametrize("n", [1, 3])
 async def test_decode_dies(cluster: ClusterMaker, point: str, n: int) -> None:
@@ -204,6 +205,7 @@ async def test_a_stopped_process_is_left_before_its_time_out(cluster: ClusterMak
         assert [right()] * 2 == [(await ask(c))[0] for _ in range(2)]
 
 
+@both_loops
 async def test_connections_closed_while_idle_cost_nothing(cluster: ClusterMaker) -> None:
     """A kept connection that the worker has closed is replaced without the request noticing."""
     async with cluster(health_interval_s=30) as c:

@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from shared.wire import Work
-from tests.contract.conftest import ClusterMaker, answer, job
+from tests.contract.conftest import ClusterMaker, answer, both_loops, job
 from tests.contract.fakes import END_AT_ONCE, KV_BYTES_PER_TOKEN, token_at
 
 
@@ -90,6 +90,7 @@ async def test_end_at_the_first_token_drops_the_reservation(cluster: ClusterMake
         assert 1 == c.prefills[0].seen["done"]
 
 
+@both_loops
 @pytest.mark.parametrize("max_tokens", [1, 2, 6])
 @pytest.mark.parametrize("last", ["decode", "prefill"])
 async def test_connections_are_reused(cluster: ClusterMaker, max_tokens: int, last: str) -> None:

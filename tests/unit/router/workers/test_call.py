@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from router.workers.call import Call, TooMuch
-from router.workers.connection import ConnectionBroken
+from router.workers.connection import Connection, ConnectionBroken
 from router.workers.connections import Connections
 from tests.unit.router.workers.test_connection import OK, REQUEST, serving
 
@@ -82,6 +82,27 @@ async def test_a_request_is_repeated_once() -> None:
         with pytest.raises(ConnectionBroken):
             await ask(connections)
     assert [1, 2] == requests
+
+
+class Slow(Connections):
+    """Has a connection only when the peer has closed it, as it can be on uvloop."""
+
+    async def fresh(self) -> Connection:
+        connection = await super().fresh()
+        while connection.reusable:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        return connection
+
+
+async def test_a_peer_that_closes_at_once_is_an_error_at_once() -> None:
+    """One that was lost before the request could go out once told nobody: its leg waited for the stage's limit."""
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        return
+
+    async with serving(peer, kind=Slow) as connections:
+        with pytest.raises(ConnectionBroken):
+            await ask(connections)
 
 
 async def test_an_answer_that_has_to_be_short_is_bounded() -> None:

@@ -28,7 +28,9 @@ Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def serving(peer: Peer, *, write_timeout_s: float = 5.0) -> AsyncIterator[Connections]:
+async def serving(
+    peer: Peer, *, write_timeout_s: float = 5.0, kind: type[Connections] = Connections
+) -> AsyncIterator[Connections]:
     """Connections to a server that does with each what `peer` says."""
     gone = asyncio.Event()
 
@@ -41,7 +43,7 @@ async def serving(peer: Peer, *, write_timeout_s: float = 5.0) -> AsyncIterator[
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    connections = Connections(
+    connections = kind(
         Address.of(f"http://127.0.0.1:{port}"),
         max_idle=2,
         connect_timeout_s=5,
