@@ -150,6 +150,15 @@ class BlockPool:
             self._by_name[name] = block
             self._name[block] = name
 
+    def forget(self, block: int) -> None:
+        """Nobody shall find this block any more; who has it keeps it."""
+        name, self._name[block] = self._name[block], None
+        if name is not None:
+            del self._by_name[name]
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
+
     def counts(self) -> PoolCounts:
         """Counters as of now."""
         live = self.num_blocks - len(self._free) - len(self._cached)

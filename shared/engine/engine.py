@@ -256,8 +256,8 @@ class Engine:
                 copies = []
 
     def _break(self, problem: str) -> None:
-        self._broken = problem
-        if self._act_on_broken is not None:
+        is_first, self._broken = self._broken is None, problem
+        if is_first and self._act_on_broken is not None:
             self._act_on_broken()
 
     def _fault(self, step: Step, cause: Exception) -> None:

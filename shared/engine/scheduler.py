@@ -14,6 +14,7 @@ from shared.engine.sequence import Admitted, Failed, Group, Mode, Sequence, Stat
 from shared.engine.step import Chunk, Limits, Step
 from shared.errors import (
     DeadlineExceeded,
+    EngineFault,
     InvalidRequest,
     InvariantBroken,
     Overloaded,
@@ -164,8 +165,14 @@ class Scheduler:
         self._free_table(seq.table)
 
     def fail(self, group: Group, error: ServingError) -> None:
-        """End a group with an error that its owner is told."""
+        """End a group with an error that its owner is told.
+
+        What the engine failed on may lie in the group's KV, so no later request finds it.
+        """
         if group.state is not State.ENDED:
+            if isinstance(error, EngineFault):
+                for block in (*group.blocks, *(block for seq in group.sequences for block in seq.table)):
+                    self.pool.forget(block)
             self.end(group)
             group.deliver(Failed(error))
 

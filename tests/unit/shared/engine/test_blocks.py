@@ -153,3 +153,21 @@ def test_an_empty_pool_is_refused(num_blocks: int, block_size: int) -> None:
 def test_leaked_shows_blocks_that_bookkeeping_lost() -> None:
     """The metric is the difference that must be 0."""
     assert 2 == PoolCounts(num_blocks=8, allocated=9, freed=4, live=3, cached=1, promised=0).leaked
+
+
+def test_what_is_forgotten_is_found_by_nobody() -> None:
+    """A cached block is free then; a live one stays its owner's, and another may take the name."""
+    pool = BlockPool(4, 2)
+    (cached,) = _cached(pool, [b"a"])
+    lease = _lease(pool, 2)
+    live, other = lease.take(), lease.take()
+    pool.register(live, b"b")
+    for block in (cached, live, live):
+        pool.forget(block)
+    assert [] == pool.lookup([b"a"]) == pool.lookup([b"b"])
+    assert 0 == pool.counts().cached
+    pool.register(other, b"b")
+    assert [other] == pool.lookup([b"b"])
+    pool.free(live)
+    pool.check_integrity()
+    assert 3 == pool.num_available

@@ -18,6 +18,7 @@ from shared.kv.progress import Progress
 from shared.wire import First
 from tests.unit.shared.engine.conftest import MakeEngine
 from tests.unit.shared.engine.helpers import (
+    VOCAB,
     WAIT_S,
     Client,
     CountingRunner,
@@ -77,6 +78,52 @@ def test_a_failing_step_ends_its_groups_only_and_is_reported(make_engine: MakeEn
     assert {0: [3, 4], 1: [3, 4]} == tokens_of(spared.rest())
     engine.release(spared.group)
     assert 1 == engine.counts.faults
+
+
+def test_a_broken_engine_says_so_once(make_engine: MakeEngine) -> None:
+    """A second call used to be a second SIGTERM, which cuts every request that still runs."""
+    runner = GatedRunner()
+    engine = make_engine(runner, max_num_seqs=1)
+    calls: list[None] = []
+    engine.on_broken(lambda: calls.append(None))
+    clients = [Client(make_work([token])) for token in (1, 2)]
+    for client in clients:
+        engine.submit(client.group)
+    for client in clients:
+        runner.step()
+        runner.go(RuntimeError("device lost"))
+        assert EngineFault is type(client.error())
+        engine.release(client.group)
+    runner.open()
+    assert 2 == engine.counts.faults
+    assert 1 == len(calls)
+
+
+class OnceNanRunner(CountingRunner):
+    """The logits of one step are not numbers, as if something had damaged the KV."""
+
+    def __init__(self, bad_step: int) -> None:
+        self._until = bad_step
+
+    def run(self, step: Step) -> Tensor:
+        self._until -= 1
+        return torch.full((1, VOCAB), torch.nan) if not self._until else super().run(step)
+
+
+@pytest.mark.parametrize("bad_step", [1, 5])
+def test_nobody_finds_the_blocks_of_a_request_that_the_engine_failed_on(
+    make_engine: MakeEngine, bad_step: int
+) -> None:
+    """Damaged KV used to stay in the prefix cache, and every request that began alike failed too."""
+    engine = make_engine(OnceNanRunner(bad_step))
+    failing, later = (Client(make_work(list(range(1, 10)), max_tokens=9)) for _ in range(2))
+    engine.submit(failing.group)
+    assert EngineFault is type(failing.error())
+    engine.release(failing.group)
+    engine.submit(later.group)
+    assert 0 == later.take(Admitted).cached_tokens
+    assert 9 == len(tokens_of(later.rest())[0])
+    engine.release(later.group)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("2 GiB"), MemoryError()], ids=type)
