@@ -47,7 +47,13 @@ def main(environ: Mapping[str, str], known: frozenset[str] = frozenset()) -> int
         _log.error("no_model", reason=str(exc))
         return NO_MODEL
     app = create_app(settings, checkpoint, secret, keys=keys)
-    return serve(app, host=settings.host, port=settings.port, drain_timeout_s=settings.drain_timeout_s)
+    return serve(
+        app,
+        host=settings.host,
+        port=settings.port,
+        drain_timeout_s=settings.drain_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import structlog
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shared.asgi.answers import error_response
 from shared.asgi.protocol import BoundedHttp
+from shared.asgi.stall import SEND_TIMEOUT_S
 from shared.errors import Unavailable
 
 KEEP_ALIVE_S = 75
@@ -35,13 +37,15 @@ def serve(
     host: str,
     port: int,
     drain_timeout_s: float,
+    send_timeout_s: float = SEND_TIMEOUT_S,
     on_drain: Callable[[], None] | None = None,
 ) -> int:
     """Serve `app` until a signal ends it; the exit code of the process.
 
     The port is taken before the app's lifespan starts, but listens only once that is through. 0: told to stop,
     and did (requests that outlive `drain_timeout_s` are cut, and each is logged). 1: the address cannot be
-    used, or the lifespan failed. on_drain: called once in the event loop, after `draining` was set.
+    used, or the lifespan failed. send_timeout_s: see server_config. on_drain: called once in the event loop,
+    after `draining` was set.
     """
     app.state.draining = False
     try:
@@ -49,7 +53,8 @@ def serve(
     except OSError as exc:
         _log.error("cannot_listen", host=host, port=port, reason=exc.strerror or str(exc))
         return 1
-    server = _Server(server_config(_AnswerCut(app)), app, drain_timeout_s, on_drain)
+    config = server_config(_AnswerCut(app), send_timeout_s=send_timeout_s)
+    server = _Server(config, app, drain_timeout_s, on_drain)
     try:
         server.run(sockets)
     except SystemExit as exc:
@@ -64,15 +69,16 @@ def serve(
     return 0
 
 
-def server_config(app: ASGIApp) -> uvicorn.Config:
+def server_config(app: ASGIApp, *, send_timeout_s: float = SEND_TIMEOUT_S) -> uvicorn.Config:
     """How every server of ours speaks HTTP: also the ones that tests start in a thread.
 
     Idle connections are kept longer than any client of ours keeps them, so that no request meets a closing one.
+    Those whose client has stopped reading are cut after `send_timeout_s`.
     """
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http=BoundedHttp,
+        http=partial(BoundedHttp, send_timeout_s=send_timeout_s),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,

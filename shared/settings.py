@@ -13,6 +13,8 @@ from typing import Literal, TypeVar
 from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from shared.asgi.stall import SEND_TIMEOUT_S
+
 PREFIX = "HANDOFF_"
 
 BAD_SETTINGS = 2
@@ -65,6 +67,12 @@ class CommonSettings(ProcessSettings):
     )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="auto is console on a terminal, else JSON."
+    )
+    send_timeout_s: float = Field(
+        SEND_TIMEOUT_S,
+        gt=0,
+        le=86_400,
+        description="Seconds in which whoever is answered may take nothing of the answer; then it is cut off.",
     )
     drain_timeout_s: float = Field(
         30.0, ge=0, le=3600, description="Seconds that running requests get after SIGTERM."

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import httptools
+import uvicorn
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from shared.asgi.answers import error_response
+from shared.asgi.stall import StallWatch
 from shared.errors import InvalidRequest
 
 MAX_HEAD_BYTES = 512 * 1024
@@ -35,11 +41,41 @@ class BoundedHttp(HttpToolsProtocol):
 
     An offer to go on in another protocol is declined by going on in this one. Java's client makes one with every
     request, and httptools stops there: uvicorn would answer without the body, and hear nothing after it.
+
+    Who reads nothing of an answer for `send_timeout_s` is cut off, and the app told that the client has gone.
     """
 
     _head_bytes: int | None = 0  # None while a body is read
     _running: RequestResponseCycle | None = None
     _is_full = False  # what comes is dropped
+    _stall: StallWatch
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        send_timeout_s: float,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._send_timeout_s = send_timeout_s
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self._stall = StallWatch(transport, self.loop, self._send_timeout_s)
+
+    def pause_writing(self) -> None:
+        """The client does not take what is written as fast as it is."""
+        super().pause_writing()
+        self._stall.begin()
+
+    def resume_writing(self) -> None:
+        """It has taken it."""
+        super().resume_writing()
+        self._stall.end()
 
     def data_received(self, data: bytes) -> None:
         """Count what belongs to a head that was not complete before this read."""
@@ -80,6 +116,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of the connection. uvicorn 0.54 keeps the idle timer, and with it all of this, after a reset."""
         super().connection_lost(exc)
+        self._stall.end()
         self._unset_keepalive_if_required()
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:

@@ -70,7 +70,8 @@ class StreamOwner(Protocol):
 class OwnedStream(Response):
     """Sends `owner`'s chunks and closes it exactly once: at the end, on error, on hang-up, when cancelled.
 
-    The client's hang-up cancels `start` or `chunks` where they wait. A slow reader slows `chunks` down.
+    The client's hang-up cancels `start` or `chunks` where they wait. A slow reader slows `chunks` down;
+    for one that has stopped, shared.asgi.stall is its hang-up.
     """
 
     def __init__(self, owner: StreamOwner, fmt: StreamFormat) -> None:

@@ -73,5 +73,11 @@ def run_worker(
     # A device that has failed once answers nothing right any more; whoever started us starts us again.
     worker.engine.on_broken(lambda: os.kill(os.getpid(), signal.SIGTERM))
     app = create_app(worker, settings, secret)
-    code = serve(app, host=settings.host, port=settings.port, drain_timeout_s=settings.drain_timeout_s)
+    code = serve(
+        app,
+        host=settings.host,
+        port=settings.port,
+        drain_timeout_s=settings.drain_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+    )
     return code or (BROKEN if worker.engine.is_broken else 0)

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from shared.asgi.body import parse_json, read_body
 from shared.asgi.install import install_http
+from shared.asgi.stall import SEND_TIMEOUT_S
 from shared.asgi.stream import NDJSON, OwnedStream, StreamHead
 from shared.errors import ReservationGone
 from shared.server import server_config
@@ -73,8 +74,8 @@ def listener(port: int) -> socket.socket:
 class SameLoopServer(uvicorn.Server):
     """uvicorn on a free port in the test's own loop, so that tests steer it with plain asyncio events."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        super().__init__(server_config(app))
+    def __init__(self, app: ASGIApp, *, send_timeout_s: float = SEND_TIMEOUT_S) -> None:
+        super().__init__(server_config(app, send_timeout_s=send_timeout_s))
         self.socket = listener(0)
         self.port = int(self.socket.getsockname()[1])
         self.up = asyncio.Event()

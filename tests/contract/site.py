@@ -92,7 +92,7 @@ def site(checkpoint: Checkpoint) -> SiteMaker:
                 **{"health_interval_s": 1.0, "connect_timeout_s": 10.0, **settings},
             )
             app = create_app(config, checkpoint, SECRET, keys=load_keys(config))
-            server = SameLoopServer(app)
+            server = SameLoopServer(app, send_timeout_s=config.send_timeout_s)
             serving = asyncio.create_task(server._serve([server.socket]))
             await server.up.wait()
             async with (

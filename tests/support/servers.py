@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 from starlette.types import ASGIApp
 
+from shared.asgi.stall import SEND_TIMEOUT_S
 from shared.server import server_config
 
 
@@ -26,12 +27,14 @@ class ServerThread:
     Leaving the block stops the server, cancels what still runs and joins the thread. `http` is a plain client.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, app: ASGIApp, *, host: str = "127.0.0.1", send_timeout_s: float = SEND_TIMEOUT_S
+    ) -> None:
         self._socket = socket.create_server((host, 0))
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self.url = f"http://{host}:{self.port}"
         self.http = httpx.Client(base_url=self.url, verify=False, trust_env=False, timeout=20)
-        self._server = _Server(server_config(app))
+        self._server = _Server(server_config(app, send_timeout_s=send_timeout_s))
         self._thread = threading.Thread(target=self._run, name=f"server-{self.port}", daemon=True)
         self._failure: BaseException | None = None
 

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from queue import Queue
+from time import monotonic
 
 import pytest
 from fastapi import FastAPI, Request, Response
@@ -38,6 +39,7 @@ class Probe:
         self.done = threading.Event()
         self.failure: Exception | None = None
         self.endless = False
+        self.long_piece = b""
         self.sent = 0
 
     async def start(self) -> StreamHead:
@@ -52,6 +54,8 @@ class Probe:
         while self.endless:
             self.sent += 1
             yield b"x" * 65_536
+        if self.long_piece:
+            yield self.long_piece
         await self._step("end")
 
     async def aclose(self) -> None:
@@ -80,7 +84,7 @@ class Probe:
 class Site:
     """A server with one stream, whose owner is made by `prepare`."""
 
-    def __init__(self, fmt: StreamFormat) -> None:
+    def __init__(self, fmt: StreamFormat, *, send_timeout_s: float = 60.0) -> None:
         self.app = FastAPI()
         self.probe: Probe
         self.finished: Queue[str] = Queue()
@@ -98,7 +102,7 @@ class Site:
         async def health() -> dict[str, str]:
             return {}
 
-        self.server = ServerThread(self.app)
+        self.server = ServerThread(self.app, send_timeout_s=send_timeout_s)
 
     def prepare(self, hold: str = "") -> Probe:
         """A fresh owner for the next request."""
@@ -207,6 +211,41 @@ def test_a_slow_reader_holds_the_owner_back(site: Site) -> None:
     reset(sock)
     assert probe.done.wait(WAIT_S)
     assert 1 == probe.closed
+
+
+def test_a_reader_that_stopped_is_cut_off() -> None:
+    """Its socket stays open and is not read: the owner waited there for ever, and kept all that it holds."""
+    site = Site(SSE, send_timeout_s=0.2)
+    with site.server:
+        probe = site.prepare()
+        probe.endless = True
+        sock = connect(site.server, receive_buffer_bytes=4096)
+        send_request(sock, "GET", "/stream")
+        assert probe.done.wait(WAIT_S)
+        assert 1 == probe.closed
+        # What the kernel had taken still arrives; the rest is dropped, and it is no proper end.
+        assert not read_until(sock, b"nothing but the end").endswith(b"0\r\n\r\n")
+        sock.close()
+
+
+def test_a_reader_that_is_slow_is_not_cut_off() -> None:
+    """One long piece, longer on its way than the time-out, but never without any progress."""
+    site = Site(SSE, send_timeout_s=0.4)
+    with site.server:
+        probe = site.prepare(hold="end")
+        probe.long_piece = b"x" * 16_000_000
+        sock = connect(site.server, receive_buffer_bytes=65_536)
+        send_request(sock, "GET", "/stream")
+        probe.wait_for("end")
+        num_seen, started = 0, monotonic()
+        while num_seen < 16_000_000:
+            num_seen += len(sock.recv(200_000))
+            probe.done.wait(0.01)
+        assert monotonic() - started > 0.8
+        assert 0 == probe.closed
+        probe.release()
+        assert probe.done.wait(WAIT_S)
+        sock.close()
 
 
 def test_an_error_before_the_first_byte_is_a_real_status(site: Site) -> None:
