@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,7 @@ class PrefillStream:
         self._progress = Progress(marks=self._marks())
         self._request: EngineRequest | None = None
         self._admitted: Admitted | None = None
+        self._thread: Future[Sent] | None = None
         self._sending: asyncio.Future[Sent] | None = None
         self._first: First | None = None
         self._sent: Sent | None = None
@@ -69,7 +70,8 @@ class PrefillStream:
             self._ending = exc.code
             raise
         if self._work.handoff is not None:
-            self._sending = self._send(self._work.handoff, self._admitted)
+            self._thread = self._send(self._work.handoff, self._admitted)
+            self._sending = asyncio.wrap_future(self._thread)
         return StreamHead()
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -85,7 +87,8 @@ class PrefillStream:
             yield _line(PrefillEvent(first=self._first))
             goes_on = any(token.finish_reason is None for token in self._first.tokens)
             if self._sending is not None and goes_on:
-                self._sent = await self._sending
+                # Shielded: cancelled, it would look done although its thread still reads the blocks.
+                self._sent = await asyncio.shield(self._sending)
                 self._context.metrics.sent(self._sent)
                 yield _line(PrefillEvent(sent=self._sent))
             self._ending = "ok"
@@ -108,7 +111,8 @@ class PrefillStream:
             self._account()
 
     async def _stop_sending(self) -> None:
-        if self._sending is not None:
+        if self._thread is not None and self._sending is not None:
+            self._thread.cancel()  # if it has not begun
             await asyncio.wait([self._sending])
             # Nobody may be left to take the outcome; asyncio would log it as lost.
             if not self._sending.cancelled():
@@ -154,7 +158,7 @@ class PrefillStream:
         if failure is not None and not isinstance(failure, TransferCancelled):
             raise failure
 
-    def _send(self, handoff: Handoff, admitted: Admitted) -> asyncio.Future[Sent]:
+    def _send(self, handoff: Handoff, admitted: Admitted) -> Future[Sent]:
         """Start the sender's thread; it waits for each chunk by itself."""
         context, work = self._context, self._work
         manifest = manifest_from(context.worker, work, handoff, sent_from(work, handoff))
@@ -168,7 +172,7 @@ class PrefillStream:
             progress=self._progress,
             kv_wire=context.worker.kv_wire,
         )
-        return asyncio.get_running_loop().run_in_executor(context.senders, context.sender.send, send)
+        return context.senders.submit(context.sender.send, send)
 
     def _marks(self) -> Collection[int]:
         """After which layers of the last chunk the engine tells the sender."""
