@@ -69,6 +69,13 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.free(block)
         self.owned.remove(block)
 
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        block = data.draw(st.integers(0, self.pool.num_blocks - 1))
+        self.pool.forget(block)
+        self.named = {name: b for name, b in self.named.items() if b != block}
+        assert block not in self.pool.lookup(NAMES)
+
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
