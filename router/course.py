@@ -169,7 +169,8 @@ class Course:
         return was_open
 
     def ended(self, way: Way) -> None:
-        """A group is served and measured; when it was the last one the consumer is told."""
+        """A group is served, and all that will be measured is; when it was the last one the consumer is told."""
+        way.left(perf_counter())
         self.report.way = way
         if all(self._finished):
             self._done()

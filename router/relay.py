@@ -112,6 +112,7 @@ class Relay:
             except LegFailed as exc:
                 pending = course.unfinished(group)
                 if not pending:
+                    course.ended(course.report.way)
                     return
                 _log.warning(
                     "try_failed",

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from router.timing import AT_FIRST_TOKEN, Stages, header_text, server_timing
+from shared.wire import Finish
 
 
 @dataclass(slots=True)
@@ -41,6 +42,13 @@ class Way:
         if self.injected_at is not None:
             self.stages.decode = now - self.injected_at
         self.left(now)
+
+    def finished(self, finish: Finish) -> None:
+        """Decode told what it measured."""
+        self.kv_bytes = finish.kv_bytes_received
+        self.prompt_tokens_computed_on_decode = finish.prompt_tokens_computed
+        self.stages.decode_queue = finish.decode_queue_s
+        self.stages.decode = finish.decode_s
 
     def entered(self) -> None:
         """From here on the workers' stages run: reservation granted, or placement chosen if there is none."""

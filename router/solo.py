@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from time import perf_counter
 from typing import TypeVar
 
 from router.course import Course
 from router.fleet import Fleet
 from router.legs import Inbox, Leg, LegFailed
 from router.opening import Opening, take_opening
+from router.patience import LAST_WORDS_S, Patience
 from router.report import Way
 from router.workers.state import Worker
 from router.workers.stream import EventStream
@@ -47,7 +47,8 @@ class SoloTry:
             if course.unfinished(self._group):
                 raise LegFailed(leg, BackendError(f"{leg.worker.name} did not end what it had to end"))
             course.ended(way)
-            await self._inbox.take(fleet.settings.prefill_timeout_s, leg)
+            with suppress(LegFailed):  # nothing that was wanted is lost then, only a connection
+                await self._inbox.take(LAST_WORDS_S, leg)
 
     async def run_unified(self) -> None:
         """Prompt and answer at one decode worker."""
@@ -63,22 +64,29 @@ class SoloTry:
             course.holders.update(dict.fromkeys(self._group, (leg.worker, self._id)))
             course.first(leg, self._group, opening, way)
             way.injected()
-            while True:
-                event = (await self._inbox.take(fleet.settings.decode_timeout_s, leg)).event
-                if isinstance(event, DecodeEvent) and event.tokens is not None:
-                    way.decoding()
-                    course.tokens(leg, self._group, event.tokens)
-                elif isinstance(event, DecodeEvent) and event.finish is not None:
-                    break
-                else:
-                    raise LegFailed(leg, BackendError(f"{leg.worker.name} answered out of turn"))
+            await self._follow(leg)
             if course.unfinished(self._group):
                 raise LegFailed(leg, BackendError(f"{leg.worker.name} finished too early"))
-            way.prompt_tokens_computed_on_decode = event.finish.prompt_tokens_computed
-            way.stages.decode_queue = event.finish.decode_queue_s
-            way.stages.decode = event.finish.decode_s
-            way.left(perf_counter())
             course.ended(way)
+
+    async def _follow(self, leg: Leg[DecodeEvent]) -> None:
+        """Relay decode's tokens until it has finished; after the last one wait a little for what it measured."""
+        patience = Patience(self._course, self._group)
+        while (limit_s := patience.left_s(self._fleet.settings.decode_timeout_s)) > 0:
+            try:
+                event = (await self._inbox.take(limit_s, leg)).event
+            except LegFailed:
+                if patience.is_answered:
+                    return
+                raise
+            if isinstance(event, DecodeEvent) and event.tokens is not None:
+                self._way.decoding()
+                self._course.tokens(leg, self._group, event.tokens)
+            elif isinstance(event, DecodeEvent) and event.finish is not None:
+                self._way.finished(event.finish)
+                return
+            else:
+                raise LegFailed(leg, BackendError(f"{leg.worker.name} answered out of turn"))
 
     @asynccontextmanager
     async def _answered(

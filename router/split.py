@@ -17,15 +17,13 @@ from time import perf_counter
 
 from router.course import Course, Tries
 from router.fleet import Fleet
-from router.legs import Arrival, Inbox, Leg, LegFailed
+from router.legs import AnyLeg, Arrival, Inbox, Leg, LegFailed
 from router.opening import Opening, take_opening
+from router.patience import LAST_WORDS_S, Patience
 from router.report import Way
 from router.workers.state import Worker
 from shared.errors import BackendError, EngineFault, Overloaded
 from shared.wire import DecodeEvent, Finish, Handoff, PrefillEvent, Sent
-
-SENT_WAIT_S = 1.0
-"""How long the prefill worker's account of the transfer may come after decode's end."""
 
 
 class SplitTry:
@@ -49,12 +47,8 @@ class SplitTry:
             self._prefilled(worker, decode, handoff) as (prefill, opening),
         ):
             course.first(prefill, self._group, opening, way)
-            if course.unfinished(self._group):
-                is_told = await self._follow(prefill, decode)
-                course.ended(way)
-            else:
-                is_told = True
-                course.ended(way)
+            is_told = not course.unfinished(self._group) or await self._follow(prefill, decode)
+            course.ended(way)
             if is_told and not prefill.over:
                 await self._prefill_done(prefill)
 
@@ -146,32 +140,32 @@ class SplitTry:
     async def _prefill_done(self, leg: Leg[PrefillEvent]) -> None:
         """Everything wanted is there: let the prefill stream end by itself, so that its connection is kept."""
         try:
-            await self._inbox.take(SENT_WAIT_S, leg)
+            await self._inbox.take(LAST_WORDS_S, leg)
         except LegFailed:
             return
 
     async def _follow(self, prefill: Leg[PrefillEvent], decode: Leg[DecodeEvent]) -> bool:
-        """Relay decode's tokens until it has finished; True once the transfer is accounted for as well.
+        """Relay decode's tokens to the last one, and wait a little for what both workers measured.
 
-        False: prefill is lost with its account, or silent for too long.
+        True if the transfer is accounted for: prefill was neither lost nor silent for too long.
         """
         settings, course = self._fleet.settings, self._course
+        patience = Patience(course, self._group)
         finish: Finish | None = None
-        finished_at = 0.0
-        sent_known = injected = prefill_lost = False
-        while finish is None or not (sent_known or prefill_lost):
-            if finish is not None:
-                limit_s = SENT_WAIT_S
-            else:
-                limit_s = settings.decode_timeout_s if injected else settings.transfer_timeout_s
+        is_sent = injected = False
+        lost: set[AnyLeg] = set()
+        while (finish is None and decode not in lost) or not (is_sent or prefill in lost):
+            limit_s = patience.left_s(settings.decode_timeout_s if injected else settings.transfer_timeout_s)
+            if limit_s <= 0:
+                break
             try:
                 if self._early:
                     arrival = self._early.popleft()
                 else:
-                    arrival = await self._inbox.take(limit_s, prefill if finish is not None else decode)
+                    arrival = await self._inbox.take(limit_s, decode if finish is None else prefill)
             except LegFailed as exc:
-                if exc.leg is prefill and injected:
-                    prefill_lost = True  # with its account, but decode has all that it needs
+                if patience.is_answered or (exc.leg is prefill and injected):
+                    lost.add(exc.leg)  # with its account, but nothing else is missing
                     continue
                 if exc.leg is prefill and could_not_send(exc):
                     raise LegFailed(decode, exc.error) from exc
@@ -180,27 +174,22 @@ class SplitTry:
             if isinstance(event, PrefillEvent):
                 if event.sent is not None:
                     self._account(event.sent)
-                    sent_known = injected = True
-                elif event.done is None or not sent_known:
+                    is_sent = injected = True
+                elif event.done is None or not is_sent:
                     raise LegFailed(prefill, BackendError(f"{prefill.worker.name} sent no KV"))
             elif event.tokens is not None:
                 injected = True
                 self._way.decoding()
                 course.tokens(decode, self._group, event.tokens)
-            elif event.finish is not None:
-                finish, finished_at = event.finish, perf_counter()
-                injected = True
-            else:
+            elif event.finish is None:
                 raise LegFailed(decode, BackendError(f"{decode.worker.name} answered out of turn"))
-        if course.unfinished(self._group):
-            raise LegFailed(decode, BackendError(f"{decode.worker.name} finished too early"))
-        way = self._way
-        way.kv_bytes = finish.kv_bytes_received
-        way.prompt_tokens_computed_on_decode = finish.prompt_tokens_computed
-        way.stages.decode_queue = finish.decode_queue_s
-        way.stages.decode = finish.decode_s
-        way.left(finished_at)
-        return sent_known and not prefill_lost
+            elif not patience.is_answered:
+                raise LegFailed(decode, BackendError(f"{decode.worker.name} finished too early"))
+            else:
+                finish = event.finish
+        if finish is not None:
+            self._way.finished(finish)
+        return is_sent and prefill not in lost
 
     def _account(self, sent: Sent) -> None:
         self._way.injected()
