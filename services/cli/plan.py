@@ -1,7 +1,8 @@
 """What `handoff up` starts: pure functions from options and facts about the host to a list of children.
 
 Each worker gets its own cores and, where there are several, its own GPU: two compute teams that share cores are
-several times slower than one thread each. What the user set in the environment is passed on as it is.
+several times slower than one thread each. What the user set in the environment is passed on as it is, unless it
+leaves the choice to us.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ Role = Literal["prefill", "decode", "router"]
 LOOPBACK = "127.0.0.1"
 RECOVERY_WAIT_S = 120
 """A worker that was killed is started again here, and that takes as long as loading its model does."""
+
+# HANDOFF_DEVICE that names no card. To a worker it is the first one, whoever else is there.
+_ANY_GPU = ("auto", "cuda")
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,8 @@ def _compute(
     chosen = {"HANDOFF_CPUS": format_cores(cores), "HANDOFF_NUM_THREADS": str(len(cores))}
     if host.gpus:
         chosen["HANDOFF_DEVICE"] = f"cuda:{index % len(host.gpus)}"
+        if environ.get("HANDOFF_DEVICE") in _ANY_GPU:
+            environ = {name: value for name, value in environ.items() if name != "HANDOFF_DEVICE"}
     chosen = {name: environ.get(name, value) for name, value in chosen.items()}
     if options.threads_per_worker is not None:
         chosen["HANDOFF_NUM_THREADS"] = str(options.threads_per_worker)

@@ -84,6 +84,34 @@ def test_workers_take_turns_on_the_gpus() -> None:
     ]
 
 
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize("num_gpus", [0, 1, 2])
+def test_a_device_that_names_no_card_leaves_the_choice_to_the_plan(
+    device: str, num_gpus: int, tmp_path: Path
+) -> None:
+    """Both workers once went to the first of two cards, and on a single one its memory was not shared out."""
+    host = Host(cores=(0, 1), ports=(1, 2), gpus=(102 * GIB,) * num_gpus)
+
+    def placed(environ: dict[str, str]) -> list[tuple[str | None, str | None]]:
+        specs = with_checkpoint(plan(Options(), host, environ, secret="s" * 32), tmp_path, GIB, host)
+        return [
+            (spec.environ.get("HANDOFF_DEVICE"), spec.environ.get("HANDOFF_KV_POOL_BYTES"))
+            for spec in specs[:2]
+        ]
+
+    expected = placed({}) if num_gpus else [(device, None), (device, None)]
+    assert expected == placed({"HANDOFF_DEVICE": device})
+
+
+def test_a_card_that_is_named_is_used() -> None:
+    """By all workers, as the user said."""
+    host = Host(cores=(0, 1), ports=(1, 2), gpus=(80 * GIB, 80 * GIB))
+    children = _plan(Options(), host, {"HANDOFF_DEVICE": "cuda:1"})
+    assert ["cuda:1", "cuda:1"] == [
+        children[name].environ["HANDOFF_DEVICE"] for name in ("prefill-0", "decode-0")
+    ]
+
+
 def test_workers_on_one_gpu_share_its_memory(tmp_path: Path) -> None:
     """Four fifths of what is left of each one's half after the weights; on a card of its own a worker decides."""
     one = Host(cores=(0, 1), ports=(1, 2), gpus=(102 * GIB,))
