@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import shlex
 import shutil
 import signal
@@ -20,19 +19,18 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
-from router.keys import load_keys
-from router.settings import RouterSettings
 from services.cli.health import answers
 from services.cli.host import look_at_host, why_not_listen
 from services.cli.log_lines import readable
 from services.cli.plan import ChildSpec, Host, Options, base_url, plan, with_checkpoint
 from services.cli.progress import Display, make_display
-from services.cli.run import check_names, settings_classes
+from services.cli.run import settings_classes
 from services.cli.supervisor import ChildFailed, Policy, Stop, Supervisor
+from services.cli.up_settings import check_settings, secret_of
 from shared.models.error import ModelError
 from shared.models.prepare import ensure_checkpoint
 from shared.models.store import default_cache_dir
-from shared.settings import BAD_SETTINGS, BadSettings, load, without_empty
+from shared.settings import BAD_SETTINGS, BadSettings, without_empty
 
 FAILED = 1
 
@@ -46,10 +44,8 @@ def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> 
     environ = without_empty(environ)
     try:
         host = look_at_host(environ, num_ports=len(options.workers))
-        specs = plan(
-            options, host, environ, secret=environ.get("HANDOFF_SECRET") or secrets.token_urlsafe(32)
-        )
-        keys = check_settings(specs, environ)
+        specs = plan(options, host, environ, secret=secret_of(environ))
+        keys = check_settings(specs, environ, host)
     except BadSettings as exc:
         complain(str(exc))
         return BAD_SETTINGS
@@ -76,18 +72,6 @@ def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> 
 def complain(reason: str) -> None:
     """Say on stderr why it ends."""
     Console(stderr=True).print(Text(f"handoff up: {reason}", "red"), soft_wrap=True)
-
-
-def check_settings(specs: Sequence[ChildSpec], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Raise BadSettings for whatever any of the processes would refuse; the keys that clients may use."""
-    known = check_names(environ)
-    classes = settings_classes()
-    keys: tuple[str, ...] = ()
-    for spec in specs:
-        settings = load(classes[spec.role], spec.environ, known)
-        if isinstance(settings, RouterSettings):
-            keys = load_keys(settings)
-    return keys
 
 
 def get_model(model: str, host: Host, environ: Mapping[str, str], display: Display) -> Path:
