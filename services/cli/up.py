@@ -21,6 +21,7 @@ from rich.text import Text
 
 from services.cli.health import answers
 from services.cli.host import look_at_host, why_not_listen
+from services.cli.interrupt import unwound_by_signals
 from services.cli.log_lines import readable
 from services.cli.plan import ChildSpec, Host, Options, base_url, plan, with_checkpoint
 from services.cli.progress import Display, make_display
@@ -36,6 +37,7 @@ FAILED = 1
 
 _QUESTION = "What is the capital of France?"
 _STOP_MARGIN_S = 10.0
+_DOWNLOAD_GRACE_S = 3.0
 
 
 def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> int:
@@ -53,7 +55,10 @@ def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> 
         complain(f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port")
         return FAILED
     try:
-        with make_display(console) as display:
+        with (
+            unwound_by_signals(_DOWNLOAD_GRACE_S, at_last=lambda: console.show_cursor(True)),
+            make_display(console) as display,
+        ):
             checkpoint = get_model(options.model, host, environ, display)
             weights_bytes = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
             specs = with_checkpoint(specs, checkpoint, weights_bytes, host)

@@ -1,0 +1,53 @@
+"""Signals before there are children to stop: what has begun is unwound, and soon.
+
+Without a handler SIGTERM ends us half way, or, where we are process 1 of a container, does nothing at all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def unwound_by_signals(grace_s: float, *, at_last: Callable[[], object]) -> Iterator[None]:
+    """The first of SIGNALS raises KeyboardInterrupt within; one that was ignored, as by nohup, stays so.
+
+    If unwinding takes longer than `grace_s` the process ends with status 0 where it is, after `at_last`: the hub's
+    client waits for its threads, however much they have to download yet. A later start goes on from there.
+    In the main thread only.
+    """
+    end = threading.Timer(grace_s, _end, (at_last,))
+    end.daemon = True
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        if end.ident is None:  # a second signal must not interrupt the cleaning up
+            end.start()
+            raise KeyboardInterrupt
+
+    before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, stop)
+        yield
+    except SystemExit as exc:
+        # While an entry of the cache is made, `shared.models.store` has a handler of its own.
+        if exc.code != 128 + signal.SIGTERM:
+            raise
+        raise KeyboardInterrupt from exc
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        end.cancel()
+
+
+def _end(at_last: Callable[[], object]) -> None:
+    at_last()
+    os._exit(0)
