@@ -6,13 +6,16 @@ failure is one `error` event and the end, without [DONE].
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from time import perf_counter
 
 from starlette.responses import Response
 
 from router.generation import Batch, Generation
 from router.metrics import RouterMetrics
+from router.offload import Offload
 from router.openai.response_answer import ResponseAnswer
 from router.openai.responses import ChatAnswer, CompletionAnswer
 from router.report import as_dict, headers
@@ -22,6 +25,8 @@ from shared.asgi.text import header_value
 from shared.errors import ServingError
 
 Answer = ChatAnswer | CompletionAnswer | ResponseAnswer
+BYTES_PER_LOGPROB = 16  # about, in JSON
+TURN_BYTES = 65_536
 
 
 class Answering:
@@ -37,6 +42,7 @@ class Answering:
         continuous_usage: bool,
         started: float,
         metrics: RouterMetrics,
+        offload: Offload,
         release: Callable[[], None],
     ) -> None:
         self._generation = generation
@@ -46,6 +52,7 @@ class Answering:
         self._continuous_usage = continuous_usage
         self._started = started
         self._metrics = metrics
+        self._offload = offload
         self._release = release
         self._batches = generation.batches()
         self._first_batch: Batch | None = None
@@ -64,7 +71,7 @@ class Answering:
             self._ending = _ending_of(exc)
             raise
         shown = [pieces[index] for index in self._generation.shown()]
-        body = self._answer.whole(shown, self._generation.usage())
+        body = await self._encoded(partial(self._answer.whole, shown, self._generation.usage()))
         report = self._generation.report()
         self._ending = "ok"
         return Response(
@@ -87,15 +94,21 @@ class Answering:
         opening = b"".join(self._answer.start(i, usage) for i in range(self._generation.num_choices))
         try:
             yield opening + self._events(self._first_batch or [])
+            unbroken = 0
             async for batch in self._batches:
                 if events := self._events(batch):
                     yield events
+                    unbroken += len(events)
+                if unbroken >= TURN_BYTES:  # NOTE: a client that keeps up never makes us wait
+                    await asyncio.sleep(0)
+                    unbroken = 0
         except Exception as exc:
             self._ending = _ending_of(exc)
             raise
         told = as_dict(self._generation.report())
+        closing = await self._encoded(partial(self._answer.closing, self._generation.usage(), told))
         self._ending = "ok"
-        yield self._answer.closing(self._generation.usage(), told)
+        yield closing
 
     async def aclose(self) -> None:
         """Cancel what still runs and write the request's line."""
@@ -113,6 +126,10 @@ class Answering:
                 usage=self._generation.usage(),
                 report=self._generation.report(),
             )
+
+    async def _encoded(self, work: Callable[[], bytes]) -> bytes:
+        """What repeats all logprobs of the answer, which may be many."""
+        return await self._offload.encoded(self._generation.num_logprobs * BYTES_PER_LOGPROB, work)
 
     def _events(self, batch: Batch) -> bytes:
         usage = self._generation.usage() if self._continuous_usage else None

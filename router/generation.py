@@ -6,7 +6,7 @@ Choice i * n + j is sample j of prompt i, whatever order the prompts end in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from time import perf_counter
 
@@ -16,7 +16,6 @@ from router.openai.responses import Usage
 from router.relay import Dispatcher, Relay
 from router.report import Report, combined
 from router.text.choice import ChoiceText, Piece
-from router.text.echo import Echo
 from router.text.tokenizer import TextTokenizer
 from shared.wire import TokenOut
 
@@ -43,9 +42,9 @@ class Generation:
         self._started = started
         self._num_choices = plan.num_choices
         self._num_shown = plan.num_shown
-        self._echoes = [Echo(tokenizer, p.token_ids) for p in plan.prompts] if plan.echo else []
+        self._echoes = plan.echoes
         self._texts: list[ChoiceText] = [
-            plan.choice_text(tokenizer, i, offset=len(self._echoes[i].text) if plan.echo else 0)
+            plan.choice_text(tokenizer, i, offset=len(plan.echoes[i].text) if plan.echoes else 0)
             for i in range(len(plan.prompts))
             for _ in range(plan.num_choices)
         ]
@@ -87,6 +86,19 @@ class Generation:
             completion_tokens=sum(text.completion_tokens for text in self._texts),
             cached_tokens=sum(relay.report.cached_tokens for relay in self._relays.values()),
         )
+
+    @property
+    def num_logprobs(self) -> int:
+        """So far, those of the best tokens and of echoed prompts included: what makes an answer long."""
+        total = 0
+        for index, job in enumerate(self._jobs):
+            sampling = job.sampling
+            if sampling.num_logprobs is not None:
+                texts = self._texts[index * self._num_choices : (index + 1) * self._num_choices]
+                total += sum(text.completion_tokens for text in texts) * (sampling.num_logprobs + 1)
+            if sampling.num_prompt_logprobs is not None:
+                total += len(job.token_ids) * self._num_choices * (sampling.num_prompt_logprobs + 1)
+        return total
 
     def report(self) -> Report:
         """What is measured so far; with several prompts the way is that of the one that ended last."""
@@ -136,10 +148,13 @@ class Generation:
             self._relays[index] = relay
             is_echoed = not self._echoes
             async for tokens in relay:
+                if not is_echoed:
+                    for batch in self._echo(index, relay):
+                        yield batch
+                        await asyncio.sleep(0)  # it may be long, and others have their turn
+                    is_echoed = True
                 stopped_before = sum(text.stopped_early for text in texts)
-                batch = [] if is_echoed else self._echo(index, relay)
-                is_echoed = True
-                batch += self._push(offset, tokens)
+                batch = self._push(offset, tokens)
                 has_stopped = sum(text.stopped_early for text in texts) > stopped_before
                 is_finished = all(text.finished for text in texts)
                 if has_stopped and not is_finished:
@@ -153,15 +168,18 @@ class Generation:
             if not self._jobs[index].sampling.max_tokens:
                 endings = [(offset + choice, text.abandon("length")) for choice, text in enumerate(texts)]
                 if not is_echoed:
-                    yield self._echo(index, relay)
+                    for batch in self._echo(index, relay):
+                        yield batch
+                        await asyncio.sleep(0)
                 yield endings
 
-    def _echo(self, index: int, relay: Relay) -> Batch:
-        """The prompt, before every choice of it."""
+    def _echo(self, index: int, relay: Relay) -> Iterator[Batch]:
+        """The prompt, before every choice of it: each piece for all of them, which share it."""
         is_scored = self._jobs[index].sampling.num_prompt_logprobs is not None
         pieces = self._echoes[index].pieces(relay.prompt_logprobs if is_scored else None)
         offset = index * self._num_choices
-        return [(offset + choice, piece) for choice in range(self._num_choices) for piece in pieces]
+        for piece in pieces:
+            yield [(offset + choice, piece) for choice in range(self._num_choices)]
 
     def _push(self, offset: int, tokens: list[TokenOut]) -> Batch:
         batch: Batch = []

@@ -1,4 +1,5 @@
 """Where requests are read and turned into tokens: short ones on the event loop, one a turn; long ones in threads.
+Long answers are written in threads as well.
 
 Whatever takes long never holds up what does not: very long texts have threads of their own, so they wait for each
 other only; and of many short requests that come at once, each lets everything else have its turn before the next.
@@ -7,6 +8,7 @@ other only; and of many short requests that come at once, each lets everything e
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -25,8 +27,9 @@ class Offload:
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
         self._turn = asyncio.Lock()
-        self._threads = _Threads(settings, "text")
-        self._long_threads = _Threads(settings, "long-text")
+        self._threads = _Threads(settings, "text", settings.max_text_queued)
+        self._long_threads = _Threads(settings, "long-text", settings.max_text_queued)
+        self._answers = _Threads(settings, "answer", sys.maxsize)
 
     def is_long(self, size: int) -> bool:
         """Whether work on so many bytes belongs into a thread."""
@@ -48,19 +51,27 @@ class Offload:
         is_very_long = size > VERY_LONG * self._settings.offload_chars
         return await (self._long_threads if is_very_long else self._threads).run(work)
 
+    async def encoded(self, size: int, work: Callable[[], bytes]) -> bytes:
+        """An answer of about `size` bytes, made by `work()`: here, or in a thread of its own kind if it is long.
+
+        It may wait without limit: what it is made of has been computed, and is held, already.
+        """
+        return await self._answers.run(work) if self.is_long(size) else work()
+
     def close(self) -> None:
         """Take no more; what runs ends by itself."""
-        for threads in (self._threads, self._long_threads):
+        for threads in (self._threads, self._long_threads, self._answers):
             threads.close()
 
 
 class _Threads:
     """Work waits outside the executor, whose queue would keep what was taken back, bodies and all."""
 
-    def __init__(self, settings: RouterSettings, name: str) -> None:
+    def __init__(self, settings: RouterSettings, name: str, max_waiting: int) -> None:
         self._settings = settings
         self._executor = ThreadPoolExecutor(settings.text_threads, thread_name_prefix=name)
         self._free = asyncio.Semaphore(settings.text_threads)
+        self._max_waiting = max_waiting
         self._num_waiting = 0
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -68,7 +79,7 @@ class _Threads:
 
         Raises Overloaded.
         """
-        if self._free.locked() and self._num_waiting >= self._settings.max_text_queued:
+        if self._free.locked() and self._num_waiting >= self._max_waiting:
             raise Overloaded(
                 "too many long requests wait to be read", retry_after_s=self._settings.retry_after_s
             )

@@ -166,6 +166,7 @@ class Service:
             continuous_usage=plan.continuous_usage,
             started=started,
             metrics=self._metrics,
+            offload=self._offload,
             release=partial(self._release, len(plan.prompts)),
         )
 

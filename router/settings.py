@@ -70,11 +70,14 @@ class RouterSettings(CommonSettings):
     offload_chars: int = Field(
         4096,
         ge=0,
-        description="Requests longer than this many characters are worked on in a thread, not on the event loop.",
+        description="Requests, and logprobs of answers, longer than this many characters are left to a thread.",
     )
 
     text_threads: int = Field(
-        2, ge=1, le=64, description="Threads for such requests; as many more for those 16 times as long."
+        2,
+        ge=1,
+        le=64,
+        description="Threads for such requests; as many more for those 16 times as long, and for answers.",
     )
     max_text_queued: int = Field(
         64,

@@ -11,7 +11,7 @@ it is answered as if it were alone; without a seed each prompt draws its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from router.openai.form import Form, FormBuilder
@@ -20,6 +20,7 @@ from router.openai.requests import ChatRequest, CompletionRequest
 from router.openai.room import refuse_long_text, room_for_answer, truncated
 from router.text.choice import ChoiceText, split_stops
 from router.text.conversation import ConversationEncoder
+from router.text.echo import Echo
 from router.text.stop import StopSet
 from router.text.template import ChatTemplate
 from router.text.tokenizer import TextTokenizer
@@ -30,6 +31,8 @@ from shared.wire import Sampling
 
 COMPLETION_MAX_TOKENS = 16
 MAX_STOP_TOKENS = 256
+MAX_ECHO_LOGPROBS = 2**21
+"""Numbers of one answer, some 30 MB of JSON: for each echoed token of each choice its own and the best ones'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Plan:
     num_choices: per prompt; the client sees sample j of prompt i as index i * num_choices + j.
     num_shown: per prompt; fewer than num_choices only with best_of, and then the best.
     every_entry: logprobs of every counted token are wanted, also of those without text.
+    echoes: of each prompt, if they are shown.
     keep_special: special tokens are text. by_id: tokens of logprobs are named by their ids.
     """
 
@@ -58,7 +62,7 @@ class Plan:
     continuous_usage: bool
     logprobs: bool
     token_ids: bool
-    echo: bool = False
+    echoes: tuple[Echo, ...] = ()
     every_entry: bool = False
     include_stop: bool = False
     keep_special: bool = False
@@ -198,6 +202,9 @@ class Resolver:
             }
             planned.append(PlannedPrompt(token_ids, base.model_copy(update=changes)))
         options = request.stream_options
+        is_echo = isinstance(request, CompletionRequest) and request.echo
+        if is_echo:
+            _check_echo(request, planned)
         return Plan(
             prompts=tuple(planned),
             num_choices=request.num_samples if isinstance(request, CompletionRequest) else request.n,
@@ -207,7 +214,7 @@ class Resolver:
             continuous_usage=bool(options and options.continuous_usage_stats),
             logprobs=request.num_logprobs is not None,
             token_ids=bool(request.return_token_ids),
-            echo=isinstance(request, CompletionRequest) and request.echo,
+            echoes=tuple(Echo(self._tokenizer, p.token_ids) for p in planned) if is_echo else (),
             every_entry=isinstance(request, CompletionRequest),
             include_stop=request.include_stop_str_in_output,
             keep_special=not request.skip_special_tokens,
@@ -246,6 +253,20 @@ def _sampling(
         num_prompt_logprobs=num_prompt_logprobs,
         grammar=form.grammar,
     )
+
+
+def _check_echo(request: CompletionRequest | ChatRequest, prompts: Sequence[PlannedPrompt]) -> None:
+    """Raises InvalidRequest for an answer that would be nothing but a flood of numbers."""
+    if request.num_logprobs is None:
+        return
+    num_tokens = sum(len(planned.token_ids) for planned in prompts)
+    asked = request.n * num_tokens * (request.num_logprobs + 1)
+    if asked > MAX_ECHO_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs with echo: n times the prompt's tokens times (logprobs + 1) is {asked}; "
+            f"at most {MAX_ECHO_LOGPROBS} are allowed in one request",
+            param="logprobs",
+        )
 
 
 def _prompt_field(request: CompletionRequest | ChatRequest) -> str:

@@ -7,8 +7,9 @@ event with nothing but text is put together from that and the text, which is mos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,7 @@ import orjson
 
 from router.openai.calls import call_delta, whole_calls
 from router.openai.logprobs import chat_logprobs, completion_logprobs
+from router.openai.scores import LogprobEncoder
 from router.text.choice import Piece, TokenEntry
 from router.text.tokenizer import TextTokenizer
 from shared.asgi.text import one_line_json
@@ -62,6 +64,7 @@ class Answer(ABC):
     whole_object: str
     stream_object: str
     opening: Mapping[str, str] | None = None
+    logprob_lists: Callable[..., dict[str, Any]]
 
     def __init__(
         self,
@@ -83,10 +86,9 @@ class Answer(ABC):
         prompts: given if token ids were asked for: the prompt's ids of every choice, by index.
         """
         self.id = self.prefix + response_id
-        self._tokenizer = tokenizer
+        self._scores = LogprobEncoder(partial(self.logprob_lists, tokenizer=tokenizer, by_id=by_id))
         self._include_usage = include_usage
         self._logprobs = logprobs
-        self._by_id = by_id
         self._prompts = prompts
         self._head = {"created": created, "model": model, "system_fingerprint": fingerprint}
         head = orjson.dumps({"id": self.id, "object": self.stream_object} | self._head)
@@ -130,21 +132,25 @@ class Answer(ABC):
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> bytes:
         """The JSON body of the answer that is not streamed: all pieces of each choice, in index order."""
+        logprobs = self._scores.joined(choices) if self._logprobs else [None] * len(choices)
         return orjson.dumps(
             {
                 "id": self.id,
                 "object": self.whole_object,
                 **self._head,
-                "choices": [self._whole_choice(index, pieces) for index, pieces in enumerate(choices)],
+                "choices": [
+                    self._whole_choice(index, pieces, logprobs[index]) for index, pieces in enumerate(choices)
+                ],
                 "usage": usage.to_json(),
             }
         )
 
-    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _whole_choice(
+        self, index: int, pieces: Sequence[Piece], logprobs: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
-        entries = [entry for piece in pieces for entry in piece.entries]
         reason = next((piece.finish_reason for piece in pieces if piece.finish_reason), None)
-        choice = self._choice(index, text, entries, reason)
+        choice = self._choice(index, text, logprobs, reason)
         if self._prompts is not None:
             choice["token_ids"] = [token for piece in pieces for token in piece.token_ids]
             choice["prompt_token_ids"] = self._prompts[index]
@@ -172,7 +178,7 @@ class Answer(ABC):
 
     @abstractmethod
     def _choice(
-        self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: str | None
+        self, index: int, text: str, logprobs: Mapping[str, Any] | None, finish_reason: str | None
     ) -> dict[str, Any]: ...
 
 
@@ -181,19 +187,17 @@ class CompletionAnswer(Answer):
 
     prefix = "cmpl-"
     whole_object = stream_object = "text_completion"
+    logprob_lists = staticmethod(completion_logprobs)
 
     def _chunk(
         self, index: int, text: str | None, entries: Sequence[TokenEntry], finish_reason: str | None
     ) -> dict[str, Any]:
-        logprobs = completion_logprobs(entries, self._tokenizer, by_id=self._by_id) if entries else None
+        logprobs = self._scores.one(entries) if entries else None
         return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _choice(
-        self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: str | None
+        self, index: int, text: str, logprobs: Mapping[str, Any] | None, finish_reason: str | None
     ) -> dict[str, Any]:
-        logprobs = (
-            completion_logprobs(entries, self._tokenizer, by_id=self._by_id) if self._logprobs else None
-        )
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
@@ -203,17 +207,20 @@ class ChatAnswer(Answer):
     prefix = "chatcmpl-"
     whole_object = "chat.completion"
     stream_object = "chat.completion.chunk"
+    logprob_lists = staticmethod(chat_logprobs)
     opening = MappingProxyType({"role": "assistant", "content": ""})
 
     def _chunk(
         self, index: int, text: str | None, entries: Sequence[TokenEntry], finish_reason: str | None
     ) -> dict[str, Any]:
         delta = {} if text is None else {"content": text}
-        logprobs = chat_logprobs(entries, self._tokenizer, by_id=self._by_id) if entries else None
+        logprobs = self._scores.one(entries) if entries else None
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
-        choice = super()._whole_choice(index, pieces)
+    def _whole_choice(
+        self, index: int, pieces: Sequence[Piece], logprobs: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        choice = super()._whole_choice(index, pieces, logprobs)
         calls = whole_calls(call for piece in pieces for call in piece.calls)
         if calls:
             message = choice["message"]
@@ -221,13 +228,11 @@ class ChatAnswer(Answer):
         return choice
 
     def _choice(
-        self, index: int, text: str, entries: Sequence[TokenEntry], finish_reason: str | None
+        self, index: int, text: str, logprobs: Mapping[str, Any] | None, finish_reason: str | None
     ) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": chat_logprobs(entries, self._tokenizer, by_id=self._by_id)
-            if self._logprobs
-            else None,
+            "logprobs": logprobs,
             "finish_reason": finish_reason,
         }

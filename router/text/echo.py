@@ -6,7 +6,7 @@ unfinished belongs to the completion, whose first tokens complete it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from router.text.choice import Piece, TokenEntry
 from router.text.detokenise import IncrementalDetokeniser
@@ -26,10 +26,11 @@ class Echo:
         self._texts = [detokeniser.push(token_id) for token_id in token_ids]
         self.text = "".join(self._texts)
 
-    def pieces(self, scores: Sequence[Logprobs] | None) -> list[Piece]:
+    def pieces(self, scores: Sequence[Logprobs] | None) -> Iterator[Piece]:
         """scores: of every token but the first, which has none; None if they were not asked for."""
         if scores is None:
-            return [Piece(self.text)]
+            yield Piece(self.text)
+            return
         entries: list[TokenEntry] = []
         offset = 0
         for position, (token_id, text) in enumerate(zip(self._token_ids, self._texts, strict=True)):
@@ -38,8 +39,6 @@ class Echo:
                 TokenEntry(token_id, text, offset, score.token if score else None, score.top if score else ())
             )
             offset += len(text)
-        return [
-            Piece("".join(entry.text for entry in part), part)
-            for start in range(0, len(entries), TOKENS_PER_PIECE)
-            if (part := tuple(entries[start : start + TOKENS_PER_PIECE]))
-        ]
+            if len(entries) == TOKENS_PER_PIECE or position == len(self._texts) - 1:
+                yield Piece("".join(entry.text for entry in entries), tuple(entries))
+                entries.clear()

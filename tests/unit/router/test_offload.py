@@ -82,6 +82,17 @@ async def test_only_so_many_wait(offload: Offload) -> None:
     assert await offload.in_thread(GIANT, lambda: True)
 
 
+async def test_long_answers_are_made_in_threads_of_their_own(offload: Offload) -> None:
+    """However many wait: what they tell has been computed already. Short ones are made here."""
+
+    def work() -> bytes:
+        return threading.current_thread().name.encode()
+
+    assert threading.current_thread().name.encode() == await offload.encoded(SHORT, work)
+    names = await asyncio.gather(*(offload.encoded(LONG, work) for _ in range(20)))
+    assert all(name.startswith(b"answer") for name in names)
+
+
 async def test_a_failure_whose_caller_has_gone_is_nobody_s(offload: Offload) -> None:
     """A bad request whose client left as it failed was once logged as an exception never retrieved."""
     told: list[object] = []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.openai.requests import parse_chat, parse_completion
-from router.openai.resolve import COMPLETION_MAX_TOKENS, Plan, Resolver
+from router.openai.resolve import COMPLETION_MAX_TOKENS, MAX_ECHO_LOGPROBS, Plan, Resolver
 from router.openai.shared_fields import Limits
 from router.text.template import ChatTemplate
 from router.text.tokenizer import TextTokenizer
@@ -251,6 +251,24 @@ def test_stream_options_arrive(requests: Requests) -> None:
 
     assert (True, True) == (on.include_usage, on.continuous_usage)
     assert (False, False, False) == (off.include_usage, off.continuous_usage, off.logprobs)
+
+
+def test_echoed_logprobs_are_bounded(requests: Requests) -> None:
+    """Choices by tokens by numbers: one small request once asked for an answer of a gigabyte."""
+    body: dict[str, Any] = {"n": 128, "echo": True, "max_tokens": 0, "logprobs": 20}
+    assert 128 * 8 * 97 * 21 <= MAX_ECHO_LOGPROBS < 128 * 8 * 98 * 21
+    assert 8 == len(requests.completion(prompt=[[1] * 97] * 8, **body).echoes)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_ECHO_LOGPROBS} are allowed") as refused:
+        requests.completion(prompt=[[1] * 98] * 8, **body)
+    assert "logprobs" == refused.value.param
+    assert 8 == len(requests.completion(prompt=[[1] * 98] * 8, **body | {"logprobs": None}).echoes)
+
+
+def test_an_echo_is_made_with_the_plan(requests: Requests) -> None:
+    """That may be in a thread: spelling the ids of a long body once held up the event loop."""
+    plan = requests.completion(prompt=["Hi", "there"], echo=True)
+    assert ["Hi", "there"] == [echo.text for echo in plan.echoes]
+    assert () == requests.completion(prompt="Hi").echoes
 
 
 def test_prompt_logprobs_are_asked_for_by_echo_with_logprobs(requests: Requests) -> None:

@@ -16,7 +16,7 @@ def test_tokens_join_to_the_text_at_running_offsets(tokenizer: TextTokenizer) ->
     scores = [Logprobs(token=-float(i), top=[(i, -1.0)]) for i in range(1, len(ids))]
     echo = Echo(tokenizer, ids)
 
-    pieces = echo.pieces(scores)
+    pieces = list(echo.pieces(scores))
 
     entries = [entry for piece in pieces for entry in piece.entries]
     assert prompt == echo.text == "".join(piece.text for piece in pieces)
