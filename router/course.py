@@ -41,7 +41,10 @@ class Tries:
 
 
 class Course:
-    """State of one job. Tokens go to `emit` in the order of their coming; `done` is told when all is in."""
+    """State of one job. Tokens go to `emit` in the order of their coming; `done` is told when all is in.
+
+    wait_until: how long it may wait for a worker, once there was none; until its next token or failure.
+    """
 
     def __init__(
         self, job: Job, *, max_tries: int, emit: Callable[[list[TokenOut]], None], done: Callable[[], None]
@@ -52,6 +55,7 @@ class Course:
         self.failures = 0
         self.last_error: ServingError | None = None
         self.placed_at: float | None = None
+        self.wait_until: float | None = None
         self.holders: dict[int, tuple[Worker, str]] = {}
         self.prompt_logprobs: list[Logprobs] = []
         self._max_tries = max_tries
@@ -159,6 +163,7 @@ class Course:
             self._finished[token.choice] = token.finish_reason is not None
             fresh.append(token)
         if fresh:
+            self.wait_until = None
             self.report.completion_tokens += len(fresh)
             self._emit(fresh)
 
@@ -178,6 +183,7 @@ class Course:
     def failed(self, error: ServingError, tries: Tries) -> None:
         """Count a failed try. Raises the error if it must not or cannot be tried again."""
         self.last_error = error
+        self.wait_until = None
         self.failures += 1
         tries.failed += 1
         if not error.retryable or tries.failed >= self._max_tries:

@@ -42,13 +42,14 @@ class Fleet:
         """What `choose` finds, given the addresses that already refused this try.
 
         A request that no worker has failed yet is told at once that there is no room or nobody. A broken one
-        waits for a worker to come back, `recovery_wait_s` at most.
+        waits for a worker to come back or to have room, `recovery_wait_s` at most over all calls of this.
         Raises Overloaded, Unavailable, or the error that broke it.
         """
-        until = perf_counter() + self.settings.recovery_wait_s
         excluded: Collection[str] = refused
         while (found := choose(excluded)) is None:
-            wait_s = min(until - perf_counter(), course.left_s)
+            if course.wait_until is None:
+                course.wait_until = perf_counter() + self.settings.recovery_wait_s
+            wait_s = min(course.wait_until - perf_counter(), course.left_s)
             if course.last_error is None or wait_s <= 0 or (refused and not course.begun):
                 raise self._nobody(course, refused)
             if refused and course.begun:

@@ -162,6 +162,35 @@ async def test_a_worker_that_stays_away_is_an_error_in_time(cluster: ClusterMake
         await c.quiet()
 
 
+@pytest.mark.parametrize("refusals", [1, None])
+async def test_a_full_worker_is_asked_again_for_a_bounded_time(
+    cluster: ClusterMaker, refusals: int | None
+) -> None:
+    """A begun request waits for room at the one worker that is left, but it once did so to its deadline."""
+    async with cluster(decode=2, recovery_wait_s=1.0) as c:
+        [mortal, other] = c.decodes
+        num_refused = 0
+
+        async def full(_: Work) -> None:
+            nonlocal num_refused
+            if not mortal.seen["token"]:
+                raise Overloaded("no blocks yet")
+            if num_refused != refusals:
+                num_refused += 1
+                raise Overloaded("no blocks")
+
+        mortal.hooks["token"] = once(mortal, mortal.kill, at=2)
+        other.hooks["reserve"] = full
+        async with asyncio.timeout(10):
+            if refusals:
+                assert (right(), 1) == await ask(c)
+            else:
+                with pytest.raises(Overloaded, match=r"no blocks$"):
+                    await ask(c)
+                await c.quiet()
+        assert num_refused in range(1, 5)  # at once, and each half second
+
+
 async def test_each_choice_has_its_own_tries(cluster: ClusterMaker) -> None:
     """Three choices that lose their workers twice at the same time still have tries left each."""
     async with cluster(decode=3, max_tries=3) as c:
