@@ -71,6 +71,15 @@ def test_the_shorter_context_of_the_two_counts(tiny_model: Path) -> None:
     assert 64 == model["max_model_len"]
 
 
+@pytest.mark.parametrize("max_model_len", [2, 24])
+def test_short_contexts_become_ready_and_serve(tiny_model: Path, max_model_len: int) -> None:
+    """The router's probe once asked for 42 tokens whatever the workers took: /ready was 503 for ever."""
+    limit = {"max_model_len": max_model_len}
+    with run_cluster(tiny_model, prefill=limit, decode=limit) as cluster:
+        prompt = random_prompt(max_model_len - 1, seed=1)
+        assert 1 == len(token_ids(complete(cluster, prompt, max_tokens=1, **GREEDY))[0])
+
+
 def test_a_worker_in_the_wrong_place_gets_no_work(tiny_model: Path) -> None:
     """An address of another role, one where nobody is, and one named twice: /ready tells, the others serve."""
     with run_worker("prefill", tiny_model, name="p") as p, run_worker("decode", tiny_model, name="d") as d:
