@@ -342,6 +342,27 @@ async def test_ready_needs_a_pair_that_proved_itself(site: SiteMaker) -> None:
         assert 200 == (await s.complete()).status_code
 
 
+async def test_a_missed_look_costs_no_proof(site: SiteMaker) -> None:
+    """The same boots need no second probe: a full pair once stayed unready, since no probe could get in."""
+    answering = asyncio.Event()
+
+    async def late(_: Work) -> None:
+        await answering.wait()
+
+    async def full(_: Work) -> None:
+        raise Overloaded("no blocks")
+
+    async with site(health_interval_s=0.05, health_timeout_s=0.2) as s:
+        s.decodes[0].hooks = {"info": late, "reserve": full}
+        async with asyncio.timeout(5):
+            while (await s.http.get("/ready")).status_code == 200:
+                pass
+            answering.set()
+            while (await s.http.get("/ready")).status_code != 200:
+                pass
+        assert 0 == s.decodes[0].seen["reserve"]
+
+
 async def test_request_ids_of_clients_are_only_echoed(site: SiteMaker) -> None:
     """Requests with one and the same X-Request-Id are different ones inside; odd ids are cleaned."""
     async with site() as s:
