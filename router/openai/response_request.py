@@ -13,6 +13,7 @@ from router.openai.fields import CHAT_FIELDS, PASSED_ON, RESPONSE_FIELDS, check_
 from router.openai.items import to_messages
 from router.openai.requests import ChatRequest, check_chat
 from router.openai.shared_fields import Limits, validate
+from router.openai.structured import json_text
 from shared.errors import InvalidRequest
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -58,6 +59,7 @@ def parse_response(body: bytes, limits: Limits) -> ResponseRequest:
     except InvalidRequest as exc:
         raise _renamed(exc) from exc
     told = _told(content)
+    _check_told(told)
     return request.model_copy(update={"told": told, "unknown": unknown_fields(content, RESPONSE_FIELDS)})
 
 
@@ -74,6 +76,13 @@ def _told(content: Mapping[str, Any]) -> dict[str, Any]:
         "top_logprobs": content.get("top_logprobs") or 0,
         "user": content.get("user") or None,
     }
+
+
+def _check_told(told: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for what can be read, but is nested too deeply to be written two levels down again."""
+    for name, value in told.items():
+        if isinstance(value, dict | list):
+            json_text({"response": {name: value}}, name)
 
 
 def _tools(value: Any) -> Any:
