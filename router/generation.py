@@ -61,6 +61,7 @@ class Generation:
         ]
         self._relays: dict[int, Relay] = {}
         self._ended: list[Report] = []
+        self._first: Relay | None = None
         self._batches: asyncio.Queue[Batch | BaseException | None] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -101,8 +102,12 @@ class Generation:
         return total
 
     def report(self) -> Report:
-        """What is measured so far; with several prompts the way is that of the one that ended last."""
-        open_ones = [r.report for r in self._relays.values() if all(r.report is not e for e in self._ended)]
+        """What is measured so far; with several prompts the way is that of the one that ended last.
+
+        Before any has ended it is that of the one whose tokens came first.
+        """
+        relays = sorted(self._relays.values(), key=lambda relay: relay is self._first)
+        open_ones = [r.report for r in relays if all(r.report is not e for e in self._ended)]
         reports = [*open_ones, *self._ended] or [Report(prompt_tokens=0)]
         return combined(reports, total_s=perf_counter() - self._started)
 
@@ -148,6 +153,8 @@ class Generation:
             self._relays[index] = relay
             is_echoed = not self._echoes
             async for tokens in relay:
+                if self._first is None:
+                    self._first = relay
                 if not is_echoed:
                     for batch in self._echo(index, relay):
                         yield batch
