@@ -46,7 +46,7 @@ class TokenizerApi:
     def tokenize(self, body: bytes, max_model_len: int) -> tuple[str | None, dict[str, Any]]:
         """The model that the request names, and the answer. Raises InvalidRequest."""
         request = parse_json(body, _Tokenize)
-        if "messages" in parse_object(body):
+        if parse_object(body).get("messages") not in (None, []):
             ids = self._resolver.conversation_ids(parse_chat(body, Limits()))
         elif request.prompt is None:
             raise InvalidRequest("prompt or messages is needed", param="prompt")
