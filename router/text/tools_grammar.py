@@ -14,6 +14,7 @@ other text stays free. After calls there is nothing but further calls.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from shared.wire import Grammar
@@ -105,5 +106,5 @@ def _any(rule: str, names: Sequence[str]) -> str:
 
 
 def _slashed(pattern: str) -> str:
-    """A regular expression between slashes."""
-    return pattern.replace("/", r"\/")
+    """A regular expression between slashes; those that are escaped already stay as they are."""
+    return re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], pattern, flags=re.DOTALL)

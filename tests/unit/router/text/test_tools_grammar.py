@@ -121,6 +121,20 @@ def test_a_format_takes_the_place_of_free_text(compiler: GrammarCompiler, tokeni
     assert not may_be(compiler, tokenizer, "no", answer=answer)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [("a/b", "a/b"), (r"a\/b", "a/b"), (r"a\\/b", r"a\/b"), (r"a[/]\d", "a/1"), (r"a[\/]\d", "a/1")],
+)
+def test_slashes_of_a_format_may_be_escaped(
+    compiler: GrammarCompiler, tokenizer: TextTokenizer, pattern: str, text: str
+) -> None:
+    r"""`\/` once became `\\/`, where the expression ended: with tools it was refused."""
+    answer = Grammar(kind="regex", text=pattern)
+
+    assert may_be(compiler, tokenizer, text, answer=answer)
+    assert not may_be(compiler, tokenizer, "no", answer=answer)
+
+
 def test_marks_that_are_no_tokens_are_spelled(compiler: GrammarCompiler, tokenizer: TextTokenizer) -> None:
     """A tokenizer without them can call as well."""
     for text in (MARKED, f"{MARKED}\n{MARKED}", f"Hm. {MARKED}", "Hm."):
