@@ -141,8 +141,8 @@ def json_text(value: Any, param: str) -> str:
 
 
 def lark_text(text: str) -> str:
-    """`text` as a literal of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
+    """`text` as a literal of a Lark grammar, whose lexer takes no control characters as they are."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def _constraint(kind: Any, text: str, param: str) -> Constraint:

@@ -185,3 +185,11 @@ def test_options_for_the_library_in_a_client_s_schema_are_not_taken() -> None:
 
     assert grammar is not None
     assert "whitespace_flexible" not in grammar.text
+
+
+@pytest.mark.parametrize("code", [*range(0x21), *range(0x7E, 0xA1), 0x2028, 0xFEFF, 0x1F600])
+def test_choices_may_hold_any_character(code: int) -> None:
+    """Written so that the grammar's lexer takes it: U+007F was once a 400."""
+    grammar = form(guided_choice=[f"a{chr(code)}b"]).grammar
+    assert grammar is not None
+    assert problem(grammar) is None
