@@ -149,23 +149,34 @@ class Course:
             self._finished = [True] * self.job.num_choices
 
     def tokens(self, leg: AnyLeg, group: range, tokens: list[TokenOut]) -> None:
-        """Take over sampled tokens; those of a choice that was ended meanwhile are dropped."""
-        fresh = []
-        for token in tokens:
-            if token.choice not in group:
-                raise LegFailed(leg, BackendError("a worker sent a token of a choice that it does not have"))
-            if self._finished[token.choice]:
-                continue
-            generated = self._generated[token.choice]
-            if token.finish_reason is None and len(generated) + 1 >= self.job.sampling.max_tokens:
-                raise LegFailed(leg, BackendError("a worker sent the last token without saying so"))
-            generated.append(token.token_id)
+        """Take over the sampled tokens of one event, all or none: a try that follows resumes behind what is out."""
+        fresh = self._checked(leg, group, tokens)
+        for token in fresh:
+            self._generated[token.choice].append(token.token_id)
             self._finished[token.choice] = token.finish_reason is not None
-            fresh.append(token)
         if fresh:
             self.wait_until = None
             self.report.completion_tokens += len(fresh)
             self._emit(fresh)
+
+    def _checked(self, leg: AnyLeg, group: range, tokens: list[TokenOut]) -> list[TokenOut]:
+        """Without those of choices that have ended. Raises LegFailed at what no worker may send."""
+        fresh: list[TokenOut] = []
+        room: dict[int, int] = {}
+        for token in tokens:
+            choice = token.choice
+            if choice not in group:
+                raise LegFailed(leg, BackendError("a worker sent a token of a choice that it does not have"))
+            if choice not in room:
+                is_open = not self._finished[choice]
+                room[choice] = self.job.sampling.max_tokens - len(self._generated[choice]) if is_open else 0
+            if not room[choice]:
+                continue
+            if token.finish_reason is None and room[choice] == 1:
+                raise LegFailed(leg, BackendError("a worker sent the last token without saying so"))
+            room[choice] = room[choice] - 1 if token.finish_reason is None else 0
+            fresh.append(token)
+        return fresh
 
     def stop(self, choice: int) -> bool:
         """The consumer needs no more tokens of this choice. False if it had ended already."""
