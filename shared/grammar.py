@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from llguidance import LLMatcher, LLParserLimits
 
+from shared.grammar_limits import excess
 from shared.wire import Grammar
 
 _MAX_REASON = 300
 
 
 def parser_limits() -> LLParserLimits:
-    """What one grammar may cost: work of compiling it and of each token (tens of milliseconds), and memory."""
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+    """What one grammar may cost: work of compiling it and of each token (tens of milliseconds), and memory.
+
+    NOTE: they bound only a part of the work; shared.grammar_limits has the rest.
+    """
+    return LLParserLimits(max_lexer_states=50_000, initial_lexer_fuel=300_000, verbose_errors=False)
 
 
 def library_form(grammar: Grammar) -> str:
@@ -29,6 +33,9 @@ def library_form(grammar: Grammar) -> str:
 
 def problem(grammar: Grammar) -> str | None:
     """Why nothing can follow this grammar, in one line; None if it is good. Milliseconds, the lock released."""
+    beyond = excess(grammar)
+    if beyond is not None:
+        return beyond
     try:
         found = LLMatcher.validate_grammar(library_form(grammar), limits=parser_limits())
     except ValueError as exc:

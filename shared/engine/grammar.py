@@ -19,9 +19,12 @@ from numpy.typing import NDArray
 
 from shared.errors import EngineFault, InvalidRequest
 from shared.grammar import library_form, one_line, parser_limits
+from shared.grammar_limits import excess
 from shared.wire import Grammar
 
 MAX_CACHED = 32
+# Of text, in all. A grammar that is one long text keeps up to 1 KiB for each character.
+MAX_CACHED_CHARS = 1 << 17
 
 _IS_WRONG = "doesn't satisfy the grammar"  # how the library says that no limit is to blame
 
@@ -58,19 +61,34 @@ class GrammarCompiler:
 
     def start(self, grammar: Grammar, generated: Sequence[int] = ()) -> GrammarState:
         """The state after `generated` tokens. Raises InvalidRequest for what cannot be compiled or followed."""
+        return self.compiled(grammar).start(generated)
+
+    def compiled(self, grammar: Grammar) -> CompiledGrammar:
+        """From the cache, or compiled now. Raises InvalidRequest."""
         with self._lock:
-            compiled = self._compiled.get(grammar)
-            if compiled is None:
-                compiled = self._compiled[grammar] = CompiledGrammar(self.tokenizer, grammar, parser_limits())
+            found = self._compiled.get(grammar)
+            if found is None:
+                found = self._compiled[grammar] = CompiledGrammar(self.tokenizer, grammar, parser_limits())
             self._compiled.move_to_end(grammar)
-            while len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
-        state = GrammarState(compiled)
-        if generated and not state.advance(generated):
-            raise InvalidRequest(
-                f"the tokens so far do not follow the grammar: {state.problem}", param="sampling.grammar"
-            )
-        return state
+            self._forget_some()
+        found.copy()
+        return found
+
+    def cached(self, grammar: Grammar) -> CompiledGrammar | None:
+        """What has been compiled, and is still kept."""
+        with self._lock:
+            found = self._compiled.get(grammar)
+            if found is None or not found.edition:
+                return None
+            self._compiled.move_to_end(grammar)
+            return found
+
+    def _forget_some(self) -> None:
+        """All but the last few, and never the last."""
+        chars = sum(len(grammar.text) for grammar in self._compiled)
+        while len(self._compiled) > MAX_CACHED or (chars > MAX_CACHED_CHARS and len(self._compiled) > 1):
+            grammar, _ = self._compiled.popitem(last=False)
+            chars -= len(grammar.text)
 
 
 class CompiledGrammar:
@@ -100,9 +118,21 @@ class CompiledGrammar:
                 self.edition += 1
             return self._pristine.deep_copy(), self.edition
 
+    def start(self, generated: Sequence[int] = ()) -> GrammarState:
+        """The state after `generated` tokens. Raises InvalidRequest if they do not follow."""
+        state = GrammarState(self)
+        if generated and not state.advance(generated):
+            raise InvalidRequest(
+                f"the tokens so far do not follow the grammar: {state.problem}", param="sampling.grammar"
+            )
+        return state
+
     def _compile(self) -> LLMatcher:
-        form = library_form(self._grammar)
+        beyond = excess(self._grammar)
+        if beyond is not None:
+            raise _refused(beyond)
         try:
+            form = library_form(self._grammar)
             matcher = LLMatcher(self.tokenizer, form, log_level=0, limits=self._limits)
         except ValueError as exc:
             raise _refused(str(exc)) from exc

@@ -241,6 +241,23 @@ def test_a_grammar_that_no_answer_can_follow_is_refused_before_work(pd: Cluster)
     assert before == pd.prefill[0].metric("handoff_prefill_requests_total")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": {"type": "integer", "multipleOf": 3_000_017}},
+        {"guided_grammar": 'start: %json {"type": "integer", "multipleOf": 3000017}'},
+        {"guided_regex": "a?" * 20_000},
+    ],
+)
+def test_a_small_form_of_much_work_is_refused_at_once(pd: Cluster, fields: dict[str, Any]) -> None:
+    """Two such requests stopped all structured output of the workers for as long as they took."""
+    response = httpx.post(f"{pd.url}/v1/completions", json={"prompt": "x"} | fields, timeout=5)
+
+    assert 400 == response.status_code
+    assert next(iter(fields)) == response.json()["error"]["param"]
+    assert "more than" in response.json()["error"]["message"]
+
+
 def test_nothing_is_left_behind(pd: Cluster) -> None:
     """After all of the above."""
     chat(pd, guided_choice=["yes"])

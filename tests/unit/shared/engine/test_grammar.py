@@ -16,7 +16,13 @@ from llguidance import LLParserLimits
 from torch import Tensor
 
 from router.text.tokenizer import TextTokenizer
-from shared.engine.grammar import MAX_CACHED, CompiledGrammar, GrammarCompiler, GrammarState
+from shared.engine.grammar import (
+    MAX_CACHED,
+    MAX_CACHED_CHARS,
+    CompiledGrammar,
+    GrammarCompiler,
+    GrammarState,
+)
 from shared.engine.step import Step
 from shared.errors import EngineFault, InvalidRequest
 from shared.grammar import problem
@@ -254,6 +260,33 @@ def test_states_of_one_grammar_are_independent(compiler: GrammarCompiler, tokeni
         assert np.array_equal(fresh, compiler.start(grammar).allowed()) or number == 0
         compiler.start(Grammar(kind="regex", text=f"x{number}"))
     assert np.array_equal(fresh, compiler.start(grammar).allowed())
+
+
+def test_what_is_kept_is_bounded_by_its_text(compiler: GrammarCompiler) -> None:
+    """Thirty-two long grammars kept 3.2 GB. The last is kept whatever its length, and small ones all."""
+    small = [Grammar(kind="regex", text=f"a{number}") for number in range(MAX_CACHED)]
+    for grammar in small:
+        compiler.start(grammar)
+    assert all(compiler.cached(grammar) for grammar in small)
+
+    size = MAX_CACHED_CHARS // 5
+    large = [schema({"enum": [f"{number}"], "description": "x" * size}) for number in range(6)]
+    for grammar in large:
+        compiler.start(grammar)
+    kept = [number for number, grammar in enumerate(large) if compiler.cached(grammar)]
+    assert [2, 3, 4, 5] == kept
+
+    huge = schema({"enum": ["a"], "description": "x" * (MAX_CACHED_CHARS + 1)})
+    compiler.start(huge)
+    assert compiler.cached(huge)
+    assert not any(compiler.cached(grammar) for grammar in large)
+
+
+def test_a_grammar_beyond_our_own_limits_is_refused_by_the_worker_too(compiler: GrammarCompiler) -> None:
+    """A worker that is called directly compiled it for hours."""
+    with pytest.raises(InvalidRequest, match="multipleOf"):
+        compiler.start(schema({"type": "integer", "multipleOf": 3_000_017}))
+    assert not compiler.cached(schema({"type": "integer", "multipleOf": 3_000_017}))
 
 
 @pytest.fixture

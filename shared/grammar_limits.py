@@ -1,0 +1,132 @@
+"""What a grammar may hold, counted in its text: what the library's own limits do not bound.
+
+In: a `Grammar` of the wire. Out: the limit that it is beyond, in words, or None. Each limit stands for work that
+grows without end, or with the square of what is counted. At the limit a grammar compiles in a second or two and
+takes some tens of MiB (llguidance 1.9.1). Where a count cannot be exact it is too high, never too low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from math import lcm
+from typing import Any
+
+from shared.lark_parts import LarkParts, parse_schema
+from shared.wire import Grammar
+
+MAX_UNITS = 100_000
+MAX_PROPERTIES = 4_000
+MAX_PATTERN_PROPERTIES = 100
+MAX_REPEATS = 8_192
+MAX_LITERAL_CHARS = 1 << 15
+
+_ANNOTATIONS = ("$comment", "description", "title", "default")
+
+
+def excess(grammar: Grammar) -> str | None:
+    """Which limit the grammar is beyond. Tens of milliseconds at most."""
+    if grammar.kind == "regex":
+        return _too_long([grammar.text]) or _too_many("repetitions", repeats(grammar.text), MAX_REPEATS)
+    try:
+        if grammar.kind == "json_schema":
+            return _of_schemas([parse_schema(grammar.text)])
+        parts = LarkParts.read(grammar.text)
+    except RecursionError:
+        return "it is nested too deeply"
+    except ValueError:
+        return None  # the library has the better words for what is no JSON
+    return (
+        _too_long([*parts.texts, *parts.regexes])
+        or _too_many("repetitions", parts.num_repeats, MAX_REPEATS)
+        or _of_schemas(parts.schemas)
+    )
+
+
+def repeats(regex: str) -> int:
+    """At most so many parts of a regular expression may be left out or repeated; a group may be empty.
+
+    A row of n of them, as in a?a?a?, has n * n states.
+    """
+    return sum(map(regex.count, "?*{("))
+
+
+def _of_schemas(schemas: list[Any]) -> str | None:
+    nodes = [node for schema in schemas for node in _containers(schema)]
+    objects = [node for node in nodes if isinstance(node, dict)]
+    properties, named_by_pattern = (
+        [key for node in objects if isinstance(node.get(keyword), dict) for key in node[keyword]]
+        for keyword in ("properties", "patternProperties")
+    )
+    patterns = [*named_by_pattern, *(v for node in objects if isinstance(v := node.get("pattern"), str))]
+    return (
+        _of_multiples(
+            [node["multipleOf"] for node in objects if isinstance(node.get("multipleOf"), int | float)]
+        )
+        or _too_many("properties", len(properties), MAX_PROPERTIES)
+        or _too_many("patternProperties", len(named_by_pattern), MAX_PATTERN_PROPERTIES)
+        or _too_many("repetitions in patterns", sum(map(repeats, patterns)), MAX_REPEATS)
+        or _too_long([*patterns, *_texts(nodes)])
+    )
+
+
+def _of_multiples(values: list[int | float]) -> str | None:
+    """Compiling takes 10 us and 280 bytes for each remainder, and no limit of the library ends it.
+
+    Numbers that meet, as in allOf or anyOf, have the remainders of their least common multiple.
+    """
+    wanted = {Decimal(repr(float(value))) for value in values if value > 0}
+    if not wanted:
+        return None
+    if not all(value.is_finite() and abs(value.adjusted()) < 32 for value in wanted):
+        return "multipleOf is out of range"
+    # In units of the last decimal: 0.25 is 25 of them.
+    parts = {value: int(value.scaleb(_decimals(value))) for value in wanted}
+    shared_decimals = max(map(_decimals, wanted))
+    together = lcm(*(int(value.scaleb(shared_decimals)) for value in wanted))
+    costly = sum(units for units in parts.values() if not _is_round(units))
+    if costly <= MAX_UNITS and (together <= MAX_UNITS or _is_round(together)):
+        return None
+    return (
+        f"multipleOf has more than {MAX_UNITS} units of its last decimal"
+        " (of all in the schema, their sum and their least common multiple count)"
+    )
+
+
+def _decimals(value: Decimal) -> int:
+    exponent = value.normalize().as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
+
+
+def _is_round(units: int) -> bool:
+    """One digit and zeros: few remainders matter."""
+    return len(str(units).rstrip("0")) == 1
+
+
+def _containers(root: Any) -> Iterator[Any]:
+    """Every object and array, each before what it holds."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict | list):
+            yield node
+            stack.extend(_children(node))
+
+
+def _children(node: Any) -> list[Any]:
+    return list(node.values()) if isinstance(node, dict) else node
+
+
+def _texts(nodes: list[Any]) -> Iterator[str]:
+    """Texts that can be part of an answer."""
+    for node in nodes:
+        pairs = node.items() if isinstance(node, dict) else ((None, value) for value in node)
+        yield from (value for key, value in pairs if isinstance(value, str) and key not in _ANNOTATIONS)
+
+
+def _too_long(texts: list[str]) -> str | None:
+    return _too_many("characters in one text or pattern", max(map(len, texts), default=0), MAX_LITERAL_CHARS)
+
+
+def _too_many(what: str, number: int, limit: int) -> str | None:
+    return f"more than {limit} {what}" if number > limit else None
