@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from llguidance import LLMatcher, LLParserLimits
 
+from shared.grammar_depth import too_deep
 from shared.grammar_limits import excess
 from shared.wire import Grammar
 
@@ -22,6 +23,11 @@ def parser_limits() -> LLParserLimits:
     return LLParserLimits(max_lexer_states=50_000, initial_lexer_fuel=300_000, verbose_errors=False)
 
 
+def refused(grammar: Grammar) -> str | None:
+    """Why the library must not see this grammar: it would end the process, or work without end. None if it may."""
+    return too_deep(grammar) or excess(grammar)
+
+
 def library_form(grammar: Grammar) -> str:
     """As llguidance reads it. Raises ValueError for a schema that is no JSON object."""
     if grammar.kind == "json_schema":
@@ -32,8 +38,11 @@ def library_form(grammar: Grammar) -> str:
 
 
 def problem(grammar: Grammar) -> str | None:
-    """Why nothing can follow this grammar, in one line; None if it is good. Milliseconds, the lock released."""
-    beyond = excess(grammar)
+    """Why nothing can follow this grammar, in one line; None if it is good.
+
+    Milliseconds; up to some seconds for the largest, most of it with the interpreter's lock released.
+    """
+    beyond = refused(grammar)
     if beyond is not None:
         return beyond
     try:

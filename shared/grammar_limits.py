@@ -21,6 +21,8 @@ MAX_PATTERN_PROPERTIES = 100
 MAX_REPEATS = 8_192
 MAX_LITERAL_CHARS = 1 << 15
 
+# Two subschemas of one value, or of one property, come from these.
+_MEETING = ("allOf", "anyOf", "oneOf", "patternProperties")
 _ANNOTATIONS = ("$comment", "description", "title", "default")
 
 
@@ -60,9 +62,7 @@ def _of_schemas(schemas: list[Any]) -> str | None:
     )
     patterns = [*named_by_pattern, *(v for node in objects if isinstance(v := node.get("pattern"), str))]
     return (
-        _of_multiples(
-            [node["multipleOf"] for node in objects if isinstance(node.get("multipleOf"), int | float)]
-        )
+        _of_multiples(schemas, may_meet=len(schemas) > 1 or any("$ref" in node for node in objects))
         or _too_many("properties", len(properties), MAX_PROPERTIES)
         or _too_many("patternProperties", len(named_by_pattern), MAX_PATTERN_PROPERTIES)
         or _too_many("repetitions in patterns", sum(map(repeats, patterns)), MAX_REPEATS)
@@ -70,27 +70,45 @@ def _of_schemas(schemas: list[Any]) -> str | None:
     )
 
 
-def _of_multiples(values: list[int | float]) -> str | None:
+def _of_multiples(schemas: list[Any], *, may_meet: bool) -> str | None:
     """Compiling takes 10 us and 280 bytes for each remainder, and no limit of the library ends it.
 
-    Numbers that meet, as in allOf or anyOf, have the remainders of their least common multiple.
+    Numbers that meet, as in allOf or anyOf, have the remainders of their least common multiple. may_meet: any two.
     """
-    wanted = {Decimal(repr(float(value))) for value in values if value > 0}
-    if not wanted:
-        return None
+    wanted = _multiples(schemas)
     if not all(value.is_finite() and abs(value.adjusted()) < 32 for value in wanted):
         return "multipleOf is out of range"
     # In units of the last decimal: 0.25 is 25 of them.
-    parts = {value: int(value.scaleb(_decimals(value))) for value in wanted}
-    shared_decimals = max(map(_decimals, wanted))
-    together = lcm(*(int(value.scaleb(shared_decimals)) for value in wanted))
-    costly = sum(units for units in parts.values() if not _is_round(units))
-    if costly <= MAX_UNITS and (together <= MAX_UNITS or _is_round(together)):
+    costly = sum(units for value in wanted if not _is_round(units := int(value.scaleb(_decimals(value)))))
+    meeting = [wanted] if may_meet else map(_multiples, _where_subschemas_meet(schemas))
+    if costly <= MAX_UNITS and all(map(_can_meet, meeting)):
         return None
     return (
         f"multipleOf has more than {MAX_UNITS} units of its last decimal"
-        " (of all in the schema, their sum and their least common multiple count)"
+        " (of all in the schema their sum counts, of those that may meet their least common multiple)"
     )
+
+
+def _multiples(roots: Any) -> set[Decimal]:
+    values = (node.get("multipleOf") for node in _containers(roots) if isinstance(node, dict))
+    return {Decimal(repr(float(v))) for v in values if isinstance(v, int | float) and v > 0}
+
+
+def _where_subschemas_meet(root: Any) -> Iterator[Any]:
+    """The outermost objects with more than one subschema for one value; what is in them is not looked at."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict) and any(keyword in node for keyword in _MEETING):
+            yield node
+        elif isinstance(node, dict | list):
+            stack.extend(_children(node))
+
+
+def _can_meet(values: set[Decimal]) -> bool:
+    decimals = max(map(_decimals, values), default=0)
+    together = lcm(*(int(value.scaleb(decimals)) for value in values))
+    return together <= MAX_UNITS or _is_round(together)
 
 
 def _decimals(value: Decimal) -> int:

@@ -18,8 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from shared.errors import EngineFault, InvalidRequest
-from shared.grammar import library_form, one_line, parser_limits
-from shared.grammar_limits import excess
+from shared.grammar import library_form, one_line, parser_limits, refused
 from shared.wire import Grammar
 
 MAX_CACHED = 32
@@ -128,7 +127,7 @@ class CompiledGrammar:
         return state
 
     def _compile(self) -> LLMatcher:
-        beyond = excess(self._grammar)
+        beyond = refused(self._grammar)
         if beyond is not None:
             raise _refused(beyond)
         try:

@@ -67,6 +67,28 @@ def test_multiples_that_people_use_are_accepted(values: list[float]) -> None:
     assert of(multiple(*values)) is None
 
 
+@pytest.mark.parametrize(
+    ("extra", "is_refused"),
+    [
+        ({}, False),
+        ({"patternProperties": {"^x": {}}}, True),
+        ({"allOf": [{}]}, True),
+        ({"items": {"$ref": "#"}}, True),
+    ],
+)
+def test_multiples_that_cannot_meet_do_not_count_together(extra: dict[str, Any], *, is_refused: bool) -> None:
+    """A price and a span of hours are two properties; their least common multiple is 360,000 cents."""
+    price, span = {"type": "number", "multipleOf": 0.01}, {"type": "integer", "multipleOf": 3600}
+    schema = {"type": "object", "properties": {"price": price, "span": span}} | extra
+    assert is_refused == (excess(Grammar(kind="json_schema", text=json.dumps(schema))) is not None)
+
+
+def test_a_multiple_meets_that_of_its_own_parts() -> None:
+    """allOf beside multipleOf is one value."""
+    schema = {"multipleOf": 997, "allOf": [{"multipleOf": 1009}]}
+    assert excess(Grammar(kind="json_schema", text=json.dumps(schema)))
+
+
 def test_a_multiple_is_found_wherever_it_is() -> None:
     """Also under other keywords, and with its name spelled with escapes."""
     deep = {"$defs": {"a": {"items": [{"allOf": [{"multipleOf": 97_003}, {"multipleOf": 89}]}]}}}
