@@ -11,12 +11,15 @@ import csv
 import gzip
 import io
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 MOONCAKE_BLOCK_TOKENS = 512
+MAX_SCALE = 1000.0
+_MAX_TOKENS = 100_000_000  # of one prompt or answer; more is a damaged line
 
 SHIPPED = {
     "azure-conv": "azure_conv_2023.csv",
@@ -52,8 +55,8 @@ class Scale:
     length: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.time > 0 and self.length > 0):
-            raise ValueError("a trace is scaled by positive numbers")
+        if not (0 < self.time <= MAX_SCALE and 0 < self.length <= MAX_SCALE):
+            raise ValueError(f"a trace is scaled by positive numbers up to {MAX_SCALE:g}")
 
     def apply(self, row: TraceRow) -> TraceRow:
         """The scaled row; no length falls below one token. Blocks keep their ids and shrink alike."""
@@ -106,7 +109,7 @@ def read_azure(lines: Sequence[str]) -> list[TraceRow]:
         for raw in reader:
             arrival_s = _azure_time_s(raw["TIMESTAMP"])
             rows.append(_row(arrival_s, int(raw["ContextTokens"]), int(raw["GeneratedTokens"])))
-    except (KeyError, ValueError, TypeError) as exc:
+    except (KeyError, ValueError, TypeError, OverflowError) as exc:
         raise BadTrace(f"line {reader.line_num}: not an Azure 2023 trace line ({exc})") from exc
     return rows
 
@@ -123,7 +126,7 @@ def read_mooncake(lines: Iterable[str]) -> list[TraceRow]:
             row = _row(float(raw["timestamp"]) / 1000, int(raw["input_length"]), int(raw["output_length"]))
             if len(blocks) != -(-row.prompt_tokens // MOONCAKE_BLOCK_TOKENS):
                 raise ValueError(f"{len(blocks)} blocks for {row.prompt_tokens} tokens")
-        except (KeyError, ValueError, TypeError) as exc:
+        except (KeyError, ValueError, TypeError, OverflowError) as exc:
             raise BadTrace(f"line {number}: not a Mooncake trace line ({exc})") from exc
         rows.append(replace(row, blocks=blocks))
     return rows
@@ -132,6 +135,8 @@ def read_mooncake(lines: Iterable[str]) -> list[TraceRow]:
 def _row(arrival_s: float, prompt_tokens: int, output_tokens: int) -> TraceRow:
     if prompt_tokens < 1:
         raise ValueError("a prompt of no tokens")
+    if prompt_tokens > _MAX_TOKENS or output_tokens > _MAX_TOKENS or not math.isfinite(arrival_s):
+        raise ValueError("a number that cannot be")
     return TraceRow(arrival_s, prompt_tokens, max(1, output_tokens))
 
 

@@ -30,7 +30,15 @@ from services.cli.bench_load import (
     poisson_arrivals,
     trace_replay,
 )
-from services.cli.bench_options import ApiKey, JsonFile, Seed, look_at_cores, no_result, write_json
+from services.cli.bench_options import (
+    MAX_NUMBER,
+    ApiKey,
+    JsonFile,
+    Seed,
+    look_at_cores,
+    no_result,
+    write_json,
+)
 from services.cli.bench_router import Plan as RouterPlan
 from services.cli.bench_router import measure_router, print_router
 from services.cli.bench_stack import (
@@ -47,8 +55,15 @@ from services.cli.bench_stack import (
 from services.cli.bench_stages import BenchFailed, Plan, measure
 from services.cli.bench_structured import Server, measure_structured, print_structured
 from services.cli.bench_tables import print_result
-from services.cli.bench_transfer import SIZES_MIB, measure_transfer, print_transfer
+from services.cli.bench_transfer import (
+    SIZES_MIB,
+    measure_transfer,
+    parse_sizes,
+    parse_transports,
+    print_transfer,
+)
 from services.cli.bench_transfer import Plan as TransferPlan
+from services.cli.options import checked_url
 from shared.errors import ServingError
 from shared.models.error import ModelError
 from shared.models.prepare import ensure_tokenizer
@@ -71,20 +86,26 @@ def stages(
     model: Annotated[
         str | None, typer.Option(envvar="HANDOFF_MODEL", help="Folder, hub id, .gguf file, or auto.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")] = 128,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Output length in tokens.")] = 32,
-    runs: Annotated[int, typer.Option(min=1, help="Measured requests to each topology.")] = 5,
-    warmup: Annotated[int, typer.Option(min=0, help="Requests before them that do not count.")] = 1,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Prompt length in tokens.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Output length in tokens.")] = 32,
+    runs: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Measured requests to each topology.")] = 5,
+    warmup: Annotated[
+        int, typer.Option(min=0, max=MAX_NUMBER, help="Requests before them that do not count.")
+    ] = 1,
     threads_per_worker: Annotated[
-        int | None, typer.Option(min=1, help="Compute threads of every worker; half the cores by default.")
+        int | None,
+        typer.Option(min=1, max=1024, help="Compute threads of every worker; half the cores by default."),
     ] = None,
     start_timeout_s: Annotated[
-        float, typer.Option("--start-timeout", min=1, help="Seconds until a stack is ready.")
+        float, typer.Option("--start-timeout", min=1, max=86_400, help="Seconds until a stack is ready.")
     ] = 1800.0,
     pd_url: Annotated[
-        str | None, typer.Option(help="A running, idle PD stack to use instead of starting one.")
+        str | None,
+        typer.Option(callback=checked_url, help="A running, idle PD stack to use instead of starting one."),
     ] = None,
-    unified_url: Annotated[str | None, typer.Option(help="The same for unified.")] = None,
+    unified_url: Annotated[
+        str | None, typer.Option(callback=checked_url, help="The same for unified.")
+    ] = None,
     api_key: ApiKey = None,
     seed: Seed = 0,
     json_file: JsonFile = None,
@@ -126,33 +147,38 @@ def _started(topology: Topology, compute: Compute, *, model: str | None, timeout
 
 @bench_app.command()
 def load(
-    url: Annotated[str, typer.Option(help="Base URL of the server.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(callback=checked_url, help="Base URL of the server.")
+    ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Model name; the server's first one by default.")] = None,
     api_key: ApiKey = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Closed loop: so many users, no pauses (the default, with 1).")
+        int | None,
+        typer.Option(
+            min=1, max=MAX_NUMBER, help="Closed loop: so many users, no pauses (the default, with 1)."
+        ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(min=1e-6, help="Open loop: Poisson arrivals, requests/s.")
+        float | None, typer.Option(min=1e-6, max=1e6, help="Open loop: Poisson arrivals, requests/s.")
     ] = None,
     trace: Annotated[
         str | None, typer.Option(help="Open loop: replay azure-conv, azure-code, mooncake, or a trace file.")
     ] = None,
     requests: Annotated[
-        int | None, typer.Option(min=1, help="How many; 32, or the whole trace, by default.")
+        int | None, typer.Option(min=1, max=MAX_NUMBER, help="How many; 32, or the whole trace, by default.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")] = 128,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Output length in tokens.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Prompt length in tokens.")] = 128,
+    output_tokens: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Output length in tokens.")] = 32,
     chat: Annotated[
         bool, typer.Option("--chat", help="Chat with word prompts; their length is not exact.")
     ] = False,
     time_scale: Annotated[float, typer.Option(help="Multiplies the arrival times of a trace.")] = 1.0,
     length_scale: Annotated[float, typer.Option(help="Multiplies the lengths of a trace.")] = 1.0,
-    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, help="TTFT limit for goodput.")] = None,
-    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, help="TPOT limit for goodput.")] = None,
-    slo_e2el_ms: Annotated[float | None, typer.Option(min=0, help="E2EL limit for goodput.")] = None,
+    slo_ttft_ms: Annotated[float | None, typer.Option(min=0, max=1e9, help="TTFT limit for goodput.")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(min=0, max=1e9, help="TPOT limit for goodput.")] = None,
+    slo_e2el_ms: Annotated[float | None, typer.Option(min=0, max=1e9, help="E2EL limit for goodput.")] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Longest silence, in seconds.")
+        float, typer.Option("--timeout", min=0.1, max=86_400, help="Longest silence, in seconds.")
     ] = 600.0,
     seed: Seed = 0,
     json_file: JsonFile = None,
@@ -190,9 +216,13 @@ def router(
         str,
         typer.Option(envvar="HANDOFF_MODEL", help="Whose tokenizer: folder, hub id, .gguf file, or auto."),
     ] = "auto",
-    runs: Annotated[int, typer.Option(min=10, help="Measured first tokens of each way.")] = 200,
-    streams: Annotated[int, typer.Option(min=1, help="Streams at a time, for the throughput.")] = 32,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of them.")] = 200,
+    runs: Annotated[
+        int, typer.Option(min=10, max=MAX_NUMBER, help="Measured first tokens of each way.")
+    ] = 200,
+    streams: Annotated[
+        int, typer.Option(min=1, max=MAX_NUMBER, help="Streams at a time, for the throughput.")
+    ] = 32,
+    tokens: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Tokens of each of them.")] = 200,
     json_file: JsonFile = None,
 ) -> None:
     """What one router process adds to the first token and how many tokens it streams; no model is needed."""
@@ -216,13 +246,17 @@ def router(
 
 @bench_app.command()
 def structured(
-    url: Annotated[str, typer.Option(help="Base URL of the server.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(callback=checked_url, help="Base URL of the server.")
+    ] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Model name; the served one by default.")] = None,
     api_key: ApiKey = None,
-    runs: Annotated[int, typer.Option(min=0, help="Answers under a schema, all kinds in turn.")] = 200,
-    calls: Annotated[int, typer.Option(min=0, help="Answers that must call a tool.")] = 50,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 300,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 4,
+    runs: Annotated[
+        int, typer.Option(min=0, max=MAX_NUMBER, help="Answers under a schema, all kinds in turn.")
+    ] = 200,
+    calls: Annotated[int, typer.Option(min=0, max=MAX_NUMBER, help="Answers that must call a tool.")] = 50,
+    max_tokens: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Longest answer in tokens.")] = 300,
+    concurrency: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Requests at a time.")] = 4,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -245,18 +279,25 @@ def transfer(
         f"{mib:g}" for mib in SIZES_MIB
     ),
     transports: Annotated[str, typer.Option(help="KV transports to measure.")] = "shm,unix,tcp",
-    runs: Annotated[int, typer.Option(min=3, help="Measured runs of each way and size.")] = 30,
+    runs: Annotated[
+        int, typer.Option(min=3, max=MAX_NUMBER, help="Measured runs of each way and size.")
+    ] = 30,
     scattered: Annotated[
         bool, typer.Option("--scattered", help="Blocks of a sequence are no neighbours, as in an old pool.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """KV from process to process over every transport, beside memcpy, raw TCP and pickle; no model is needed."""
+    try:
+        plan, names = TransferPlan(parse_sizes(sizes), runs), parse_transports(transports)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
     cores, load_average = look_at_cores("transfer")
     try:
-        plan = TransferPlan(tuple(float(size) for size in sizes.split(",")), runs)
-        result = measure_transfer(plan, cores, transports.split(","), scattered=scattered)
-    except (ValueError, OSError, EOFError, ServingError) as exc:
+        result = measure_transfer(plan, cores, names, scattered=scattered)
+    except EOFError as exc:
+        raise no_result("transfer", RuntimeError("the receiving process ended")) from exc
+    except (ValueError, OSError, MemoryError, ServingError) as exc:
         raise no_result("transfer", exc) from exc
     console = Console()
     host = {"cores": len(cores), "load_average_before": load_average, "scattered": scattered}

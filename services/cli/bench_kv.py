@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from loadtest.report import print_json_line
-from services.cli.bench_options import JsonFile, Seed, look_at_cores, no_result, write_json
+from services.cli.bench_options import MAX_NUMBER, JsonFile, Seed, look_at_cores, no_result, write_json
 from services.cli.bench_overlap import Plan as OverlapPlan
 from services.cli.bench_overlap import measure_overlap, print_overlap
 from services.cli.bench_stack import StackFailed, sigterm_as_interrupt
@@ -28,9 +28,13 @@ def kv_quant(
         str, typer.Option(envvar="HANDOFF_MODEL", help="Folder, hub id, .gguf file, or auto.")
     ] = "auto",
     dtype: Annotated[Dtype, typer.Option(help="Number format of weights and KV.")] = Dtype.FLOAT32,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of each prompt.")] = 256,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, max=MAX_NUMBER, help="Most tokens of each prompt.")
+    ] = 256,
     output_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Length of each answer.")] = 32,
-    threads: Annotated[int | None, typer.Option(min=1, help="Compute threads; all cores by default.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Compute threads; all cores by default.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Bytes, time and accuracy of int8 and fp8 KV on a real model: what HANDOFF_KV_WIRE would do."""
@@ -59,18 +63,21 @@ def overlap(
     model: Annotated[
         str, typer.Option(envvar="HANDOFF_MODEL", help="Folder, hub id, .gguf file, or auto.")
     ] = "auto",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt length in tokens.")] = 1024,
-    chunk_size: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 256,
-    runs: Annotated[int, typer.Option(min=1, help="Measured hand-offs of each way.")] = 5,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, max=MAX_NUMBER, help="Prompt length in tokens.")
+    ] = 1024,
+    chunk_size: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Tokens of a chunk.")] = 256,
+    runs: Annotated[int, typer.Option(min=1, max=MAX_NUMBER, help="Measured hand-offs of each way.")] = 5,
     threads_per_worker: Annotated[
-        int | None, typer.Option(min=1, help="Compute threads of every worker; half the cores by default.")
+        int | None,
+        typer.Option(min=1, max=1024, help="Compute threads of every worker; half the cores by default."),
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Number format of weights and KV.")] = None,
     transports: Annotated[
         str | None, typer.Option(help="KV transports in order of preference; the worker's own by default.")
     ] = None,
     start_timeout_s: Annotated[
-        float, typer.Option("--start-timeout", min=1, help="Seconds until a worker is ready.")
+        float, typer.Option("--start-timeout", min=1, max=86_400, help="Seconds until a worker is ready.")
     ] = 1800.0,
     seed: Seed = 0,
     json_file: JsonFile = None,

@@ -6,6 +6,8 @@ it finds in the caches what another way has left there.
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -15,12 +17,41 @@ from rich.table import Table
 
 from loadtest.report import show
 from services.cli.transfer_ways import BARE_NIXL, MEMCPY, QUEUE, RAW_TCP, SHAPE, Setup, Way, ways
+from shared.kv.transports import nixl_wire, shm_wire, tcp, unix
 
 SIZES_MIB = (1.0, 3.5, 28.0, 112.0)
 _MIB = 1 << 20
 _SLOW_BYTES = 64 * _MIB
 _FEW = 3
 _RUNS_A_TURN = 5
+_COPIES = 12  # of the largest size that both processes hold together, all ways counted
+_NAMES = (nixl_wire.NAME, shm_wire.NAME, unix.NAME, tcp.NAME)
+
+
+def parse_sizes(text: str) -> tuple[float, ...]:
+    """Sizes in MiB, split by commas. Raises ValueError, also for what this host has no memory for."""
+    sizes = []
+    most_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _MIB / _COPIES
+    for part in text.split(","):
+        try:
+            size_mib = float(part)
+        except ValueError as exc:
+            raise ValueError(f"no size in MiB: {part!r}") from exc
+        if not math.isfinite(size_mib) or size_mib <= 0:
+            raise ValueError(f"a size must be finite and above 0: {part!r}")
+        if size_mib > most_mib:
+            raise ValueError(f"this host has memory for at most {most_mib:.0f} MiB: {part!r}")
+        sizes.append(size_mib)
+    return tuple(sizes)
+
+
+def parse_transports(text: str) -> tuple[str, ...]:
+    """Names of transports, split by commas. Raises ValueError."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in _NAMES:
+            raise ValueError(f"no transport {name!r}: there are {', '.join(_NAMES)}")
+    return names
 
 
 @dataclass(frozen=True)

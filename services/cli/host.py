@@ -64,4 +64,6 @@ def why_not_listen(host: str, port: int) -> str | None:
             probe.bind(address)
     except OSError as exc:
         return exc.strerror or str(exc)
+    except UnicodeError:  # of the name's encoding, which getaddrinfo does
+        return "this is no host name"
     return None

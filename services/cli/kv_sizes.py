@@ -86,3 +86,5 @@ def _read(config: Path) -> KvArchitecture:
         raise UnknownArchitecture(f"{one_line(config)}: {exc}") from exc
     except ModelError as exc:
         raise UnknownArchitecture(str(exc)) from exc
+    except RecursionError as exc:
+        raise UnknownArchitecture(f"{one_line(config)} is nested too deeply for a config.json") from exc

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.options import SecretFile
+from services.cli.options import SecretFile, checked_url
 
 if TYPE_CHECKING:
     from services.cli.run import Process
@@ -144,8 +144,12 @@ def kv(context: typer.Context) -> None:
 
 @app.command()
 def doctor(
-    prefill_url: Annotated[str, typer.Option("--prefill", help="The prefill worker, http://host:port.")],
-    decode_url: Annotated[str, typer.Option("--decode", help="The decode worker, http://host:port.")],
+    prefill_url: Annotated[
+        str, typer.Option("--prefill", callback=checked_url, help="The prefill worker, http://host:port.")
+    ],
+    decode_url: Annotated[
+        str, typer.Option("--decode", callback=checked_url, help="The decode worker, http://host:port.")
+    ],
     prompt: Annotated[
         list[int] | None,
         typer.Option(min=1, max=1_000_000, help="Prompt tokens; repeat it for a mix. [default: 128, 1024]"),

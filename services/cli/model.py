@@ -100,6 +100,9 @@ def _clear_errors() -> Iterator[None]:
     except ModelError as exc:
         typer.echo(f"handoff: {exc}", err=True)
         raise typer.Exit(1) from exc
+    except OSError as exc:
+        typer.echo(f"handoff: {exc.strerror or exc}", err=True)
+        raise typer.Exit(1) from exc
 
 
 @contextmanager

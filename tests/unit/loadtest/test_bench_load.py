@@ -68,7 +68,7 @@ def test_chat() -> None:
         (["--trace", "nowhere"], 1, "no trace 'nowhere'"),
         (["--trace", "mooncake", "--time-scale", "0"], 1, "positive"),
         (["--url", f"http://127.0.0.1:{free_port()}"], 1, "handoff bench load: "),
-        (["--url", "not a url"], 1, "handoff bench load: "),
+        (["--url", "not a url"], 2, "it must be http://host:port"),
     ],
 )
 def test_no_result_is_one_line(options: list[str], status: int, why: str) -> None:
