@@ -14,13 +14,13 @@ from typing import Any
 _TOKEN = re.compile(
     r"""(?P<json>%(?:json|regex|llguidance))[ \t\r\n]*
     |(?P<special><[^<>\s]+>)
-    |(?P<text>"(?:\\.|[^"\\\n])*")
-    |(?P<regex>/(?:\\[^\n]|[^/\\])+/)
+    |(?P<text>"(?:\\.|[^"\\\n])*+")
+    |(?P<regex>/(?:\\[^\n]|[^/\\])++/)
     |(?P<comment>(?:\#|//)[^\n]*)""",
     re.VERBOSE,
 )
 # At the beginning of a line, or of a grammar in a grammar: %lark { ... }.
-_DEFINITION = re.compile(r"(?:^|(?<=\{))[ \t]*[!?]*([A-Za-z_][\w-]*)[^:\n{]*:", re.MULTILINE)
+_DEFINITION = re.compile(r"(?:^|(?<=\{))[ \t]*+[!?]*+([A-Za-z_][\w-]*+)[^:\n{]*+:", re.MULTILINE)
 _TERMINAL = re.compile(r"(?<![\w-])_?[A-Z][_A-Z0-9-]*(?![\w-])")
 _REPEATS = "?*{("  # as in shared.grammar_limits.repeats
 _TEXT = '"'  # stands for a text in what is left

@@ -17,7 +17,7 @@ from shared.grammar_limits import (
     MAX_UNITS,
     excess,
 )
-from shared.wire import Grammar
+from shared.wire import MAX_GRAMMAR_CHARS, Grammar
 
 
 def of(schema: Any) -> str | None:
@@ -105,6 +105,11 @@ def test_nothing_in_front_hides_what_follows_in_a_lark_grammar(before: str) -> N
     text = f'start: {before}\n | %json {{"multipleOf": 3000017}} /x/ "y"'
 
     assert excess(Grammar(kind="lark", text=text))
+
+
+def test_a_long_name_is_read_once() -> None:
+    """An expression that tried every way to cut it took minutes, which the time limit of tests ends."""
+    assert excess(Grammar(kind="lark", text="a" * MAX_GRAMMAR_CHARS)) is None
 
 
 def test_a_schema_in_quotes_or_in_a_comment_is_none() -> None:
