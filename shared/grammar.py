@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from shared.grammar_depth import too_deep
 from shared.grammar_limits import excess
+from shared.grammar_text import GrammarText, UnfitGrammar
 from shared.wire import Grammar
 
 _MAX_REASON = 300
@@ -25,7 +26,11 @@ def parser_limits() -> LLParserLimits:
 
 def refused(grammar: Grammar) -> str | None:
     """Why the library must not see this grammar: it would end the process, or work without end. None if it may."""
-    return too_deep(grammar) or excess(grammar)
+    try:
+        text = GrammarText.read(grammar)
+    except UnfitGrammar as exc:
+        return str(exc)
+    return too_deep(text) or excess(text)
 
 
 def library_form(grammar: Grammar) -> str:

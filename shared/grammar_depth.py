@@ -1,7 +1,7 @@
 """What would overflow the grammar library's stack: a signal, not an exception, and the process is gone.
 
 llguidance follows rules, terminals and $refs by native recursion and bounds none of it but the nesting of one
-text. In: a `Grammar` of the wire. Out: why it goes too deep, or None; None does not mean that it is a good one.
+text. In: a grammar's text, taken apart. Out: why it goes too deep, or None; None does not mean that it is good.
 Linear in the text and never recursive itself. Where the links come from: shared.grammar_lark, shared.grammar_json.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shared.grammar_json import json_links, parse_json
+from shared.grammar_json import json_links
 from shared.grammar_lark import lark_links
-from shared.grammar_links import GrammarTooDeep, Links
-from shared.wire import Grammar
+from shared.grammar_links import Links
+from shared.grammar_text import GrammarText, UnfitGrammar
 
 # Levels of rules and brackets, or of objects, arrays and $refs, on any one way through. Measured on llguidance
 # 1.9.1: none of them takes more than 4.2 KiB of stack, so a thread of 8 MiB dies at 2,000 or later, and 2 MiB are
@@ -20,23 +20,15 @@ from shared.wire import Grammar
 MAX_LEVELS = 400
 
 
-def too_deep(grammar: Grammar) -> str | None:
+def too_deep(text: GrammarText) -> str | None:
     """What is wrong, in one line. Regular expressions are bounded by the library: 250 levels."""
     try:
-        if grammar.kind == "json_schema":
-            _check(json_links(parse_json(grammar.text)))
-        elif grammar.kind == "lark":
-            links, schemas = lark_links(grammar.text)
-            for one in (links, *map(json_links, schemas)):
-                _check(one)
-    except GrammarTooDeep as exc:
+        found = [lark_links(text.tokens), *map(json_links, text.schemas)]
+    except UnfitGrammar as exc:
         return str(exc)
+    if any(longest_way(links) > MAX_LEVELS for links in found):
+        return f"its references lead more than {MAX_LEVELS} levels deep"
     return None
-
-
-def _check(links: Links) -> None:
-    if longest_way(links) > MAX_LEVELS:
-        raise GrammarTooDeep(f"its references lead more than {MAX_LEVELS} levels deep")
 
 
 def longest_way(links: Links) -> int:

@@ -6,12 +6,12 @@ in which it can be meant: by its path from the root and from each part with an $
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from shared.grammar_links import END, GrammarTooDeep, Links, add_link, no_links
+from shared.grammar_links import END, Links, add_link, no_links
+from shared.grammar_text import UnfitGrammar, children, containers
 
 # Names of properties in all. The library recurses over those of one object, and merges the objects of an allOf:
 # 300 bytes of stack each, so a thread of 8 MiB dies at 28,000.
@@ -21,19 +21,9 @@ _NAMED = "(named)"
 _NAMES = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
 
 
-def parse_json(text: str) -> Any:
-    """As lenient as can be: the library judges. Raises GrammarTooDeep if it is none, or nested too deeply."""
-    try:
-        return json.loads(text, strict=False, parse_int=str, parse_float=str)
-    except RecursionError as exc:
-        raise GrammarTooDeep("it is nested too deeply") from exc
-    except ValueError as exc:
-        raise GrammarTooDeep("it is no JSON") from exc
-
-
 def json_links(schema: Any) -> Links:
-    """Nodes are the root and what a $ref leads to, by identity. Raises GrammarTooDeep for too many names."""
-    parts = list(_parts(schema))
+    """Nodes are the root and what a $ref leads to, by identity. Raises UnfitGrammar for too many names."""
+    parts = [part for part in containers(schema) if isinstance(part, dict)]
     _count_names(parts)
     refs = {ref for part in parts for ref in _refs(part)}
     links = no_links()
@@ -45,7 +35,7 @@ def json_links(schema: Any) -> Links:
         named = [part for part in parts if any(isinstance(part.get(name), str | bool) for name in names)]
         bases = [schema] + [part for part in named if part is not schema and ("$id" in part or "id" in part)]
         if len(bases) > MAX_BASES:
-            raise GrammarTooDeep(f"more than {MAX_BASES} of its parts have an $id")
+            raise UnfitGrammar(f"more than {MAX_BASES} of its parts have an $id")
         for part in named:
             add_link(links, _NAMED, id(part), 1)
         leads_to = {ref: [id(target) for base in bases for target in _targets(base, ref)] for ref in refs}
@@ -70,22 +60,7 @@ def _link_parts(schema: Any, nodes: set[int], leads_to: dict[str, list[int]], li
             for ref in _refs(value):
                 for target in leads_to[ref] if _is_path(ref) else (*leads_to[ref], _NAMED):
                     add_link(links, owner, target, depth + 1)
-        todo += [(inner, owner, depth + 1) for inner in _inner(value)]
-
-
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object in it."""
-    todo = [schema]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            yield value
-        if isinstance(value, dict | list):
-            todo += _inner(value)
-
-
-def _inner(value: Any) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
+        todo += [(inner, owner, depth + 1) for inner in children(value)]
 
 
 def _refs(part: dict[str, Any]) -> Iterator[str]:
@@ -122,4 +97,4 @@ def _count_names(parts: list[dict[str, Any]]) -> None:
             if isinstance(value, dict | list):
                 names.update(name for name in value if isinstance(name, str))
     if len(names) > MAX_NAMES:
-        raise GrammarTooDeep(f"it names more than {MAX_NAMES} properties")
+        raise UnfitGrammar(f"it names more than {MAX_NAMES} properties")

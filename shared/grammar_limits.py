@@ -1,19 +1,19 @@
 """What a grammar may hold, counted in its text: what the library's own limits do not bound.
 
-In: a `Grammar` of the wire. Out: the limit that it is beyond, in words, or None. Each limit stands for work that
+In: a grammar's text, taken apart. Out: the limit that it is beyond, in words, or None. Each stands for work that
 grows without end, or with the square of what is counted. At the limit a grammar compiles in a second or two and
 takes some tens of MiB (llguidance 1.9.1). Where a count cannot be exact it is too high, never too low.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from math import lcm
 from typing import Any
 
-from shared.lark_parts import LarkParts, parse_schema
-from shared.wire import Grammar
+from shared.grammar_sizes import LarkSizes, repeats
+from shared.grammar_text import GrammarText, children, containers
 
 MAX_UNITS = 100_000
 MAX_PROPERTIES = 4_000
@@ -26,35 +26,21 @@ _MEETING = ("allOf", "anyOf", "oneOf", "patternProperties")
 _ANNOTATIONS = ("$comment", "description", "title", "default")
 
 
-def excess(grammar: Grammar) -> str | None:
-    """Which limit the grammar is beyond. Tens of milliseconds at most."""
-    if grammar.kind == "regex":
-        return _too_long([grammar.text]) or _too_many("repetitions", repeats(grammar.text), MAX_REPEATS)
-    try:
-        if grammar.kind == "json_schema":
-            return _of_schemas([parse_schema(grammar.text)])
-        parts = LarkParts.read(grammar.text)
-    except RecursionError:
-        return "it is nested too deeply"
-    except ValueError:
-        return None  # the library has the better words for what is no JSON
+def excess(text: GrammarText) -> str | None:
+    """Which limit the grammar is beyond."""
+    if text.grammar.kind == "regex":
+        pattern = text.grammar.text
+        return _too_long([pattern]) or _too_many("repetitions", repeats(pattern), MAX_REPEATS)
+    lark = LarkSizes.of(text.tokens)
     return (
-        _too_long([*parts.texts, *parts.regexes])
-        or _too_many("repetitions", parts.num_repeats, MAX_REPEATS)
-        or _of_schemas(parts.schemas)
+        _too_long(lark.literals)
+        or _too_many("repetitions", lark.num_repeats, MAX_REPEATS)
+        or _of_schemas(text.schemas)
     )
 
 
-def repeats(regex: str) -> int:
-    """At most so many parts of a regular expression may be left out or repeated; a group may be empty.
-
-    A row of n of them, as in a?a?a?, has n * n states.
-    """
-    return sum(map(regex.count, "?*{("))
-
-
 def _of_schemas(schemas: list[Any]) -> str | None:
-    nodes = [node for schema in schemas for node in _containers(schema)]
+    nodes = [node for schema in schemas for node in containers(schema)]
     objects = [node for node in nodes if isinstance(node, dict)]
     properties, named_by_pattern = (
         [key for node in objects if isinstance(node.get(keyword), dict) for key in node[keyword]]
@@ -62,7 +48,7 @@ def _of_schemas(schemas: list[Any]) -> str | None:
     )
     patterns = [*named_by_pattern, *(v for node in objects if isinstance(v := node.get("pattern"), str))]
     return (
-        _of_multiples(schemas, may_meet=len(schemas) > 1 or any("$ref" in node for node in objects))
+        _of_multiples(schemas, objects, may_meet=len(schemas) > 1 or any("$ref" in node for node in objects))
         or _too_many("properties", len(properties), MAX_PROPERTIES)
         or _too_many("patternProperties", len(named_by_pattern), MAX_PATTERN_PROPERTIES)
         or _too_many("repetitions in patterns", sum(map(repeats, patterns)), MAX_REPEATS)
@@ -70,17 +56,19 @@ def _of_schemas(schemas: list[Any]) -> str | None:
     )
 
 
-def _of_multiples(schemas: list[Any], *, may_meet: bool) -> str | None:
+def _of_multiples(schemas: list[Any], objects: list[dict[str, Any]], *, may_meet: bool) -> str | None:
     """Compiling takes 10 us and 280 bytes for each remainder, and no limit of the library ends it.
 
     Numbers that meet, as in allOf or anyOf, have the remainders of their least common multiple. may_meet: any two.
     """
-    wanted = _multiples(schemas)
+    wanted = _multiples(objects)
     if not all(value.is_finite() and abs(value.adjusted()) < 32 for value in wanted):
         return "multipleOf is out of range"
     # In units of the last decimal: 0.25 is 25 of them.
     costly = sum(units for value in wanted if not _is_round(units := int(value.scaleb(_decimals(value)))))
-    meeting = [wanted] if may_meet else map(_multiples, _where_subschemas_meet(schemas))
+    meeting = (
+        [wanted] if may_meet else (_multiples(containers(part)) for part in _where_subschemas_meet(schemas))
+    )
     if costly <= MAX_UNITS and all(map(_can_meet, meeting)):
         return None
     return (
@@ -89,8 +77,8 @@ def _of_multiples(schemas: list[Any], *, may_meet: bool) -> str | None:
     )
 
 
-def _multiples(roots: Any) -> set[Decimal]:
-    values = (node.get("multipleOf") for node in _containers(roots) if isinstance(node, dict))
+def _multiples(nodes: Iterable[Any]) -> set[Decimal]:
+    values = (node.get("multipleOf") for node in nodes if isinstance(node, dict))
     return {Decimal(repr(float(v))) for v in values if isinstance(v, int | float) and v > 0}
 
 
@@ -102,7 +90,7 @@ def _where_subschemas_meet(root: Any) -> Iterator[Any]:
         if isinstance(node, dict) and any(keyword in node for keyword in _MEETING):
             yield node
         elif isinstance(node, dict | list):
-            stack.extend(_children(node))
+            stack.extend(children(node))
 
 
 def _can_meet(values: set[Decimal]) -> bool:
@@ -119,20 +107,6 @@ def _decimals(value: Decimal) -> int:
 def _is_round(units: int) -> bool:
     """One digit and zeros: few remainders matter."""
     return len(str(units).rstrip("0")) == 1
-
-
-def _containers(root: Any) -> Iterator[Any]:
-    """Every object and array, each before what it holds."""
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, dict | list):
-            yield node
-            stack.extend(_children(node))
-
-
-def _children(node: Any) -> list[Any]:
-    return list(node.values()) if isinstance(node, dict) else node
 
 
 def _texts(nodes: list[Any]) -> Iterator[str]:

@@ -12,10 +12,6 @@ Links = dict[object, dict[object, int]]
 END = "(end)"  # where brackets lead that hold no reference; no name has parentheses
 
 
-class GrammarTooDeep(ValueError):
-    """The library would recurse too deeply, or it cannot be told whether it would. The text says why."""
-
-
 def no_links() -> Links:
     """To be filled by `add_link`."""
     return defaultdict(dict)

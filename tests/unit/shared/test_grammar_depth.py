@@ -10,11 +10,21 @@ from collections.abc import Callable
 
 import pytest
 
-from shared.grammar_depth import MAX_LEVELS, longest_way, too_deep
+from shared import grammar_depth
+from shared.grammar_depth import MAX_LEVELS, longest_way
 from shared.grammar_json import MAX_NAMES
+from shared.grammar_text import GrammarText, UnfitGrammar
 from shared.wire import MAX_GRAMMAR_CHARS, Grammar
 
 Make = Callable[[int], Grammar]
+
+
+def too_deep(grammar: Grammar) -> str | None:
+    """Why the library must not see it."""
+    try:
+        return grammar_depth.too_deep(GrammarText.read(grammar))
+    except UnfitGrammar as exc:
+        return str(exc)
 
 
 def _lark(body: str, name: str = "r", head: str = "start: {}0\n") -> Make:

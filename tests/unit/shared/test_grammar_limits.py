@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.text.tools_grammar import tools_grammar
+from shared import grammar_limits
 from shared.grammar import problem
 from shared.grammar_limits import (
     MAX_LITERAL_CHARS,
@@ -15,9 +16,14 @@ from shared.grammar_limits import (
     MAX_PROPERTIES,
     MAX_REPEATS,
     MAX_UNITS,
-    excess,
 )
+from shared.grammar_text import GrammarText
 from shared.wire import MAX_GRAMMAR_CHARS, Grammar
+
+
+def excess(grammar: Grammar) -> str | None:
+    """What of a grammar is beyond a limit."""
+    return grammar_limits.excess(GrammarText.read(grammar))
 
 
 def of(schema: Any) -> str | None:
