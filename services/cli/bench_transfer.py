@@ -17,7 +17,7 @@ from rich.table import Table
 
 from loadtest.report import show
 from services.cli.transfer_ways import BARE_NIXL, MEMCPY, QUEUE, RAW_TCP, SHAPE, Setup, Way, ways
-from shared.kv.transports import nixl_wire, shm_wire, tcp, unix
+from shared.kv.transports.choice import NAMES
 
 SIZES_MIB = (1.0, 3.5, 28.0, 112.0)
 _MIB = 1 << 20
@@ -25,7 +25,6 @@ _SLOW_BYTES = 64 * _MIB
 _FEW = 3
 _RUNS_A_TURN = 5
 _COPIES = 12  # of the largest size that both processes hold together, all ways counted
-_NAMES = (nixl_wire.NAME, shm_wire.NAME, unix.NAME, tcp.NAME)
 
 
 def parse_sizes(text: str) -> tuple[float, ...]:
@@ -49,8 +48,8 @@ def parse_transports(text: str) -> tuple[str, ...]:
     """Names of transports, split by commas. Raises ValueError."""
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
-        if name not in _NAMES:
-            raise ValueError(f"no transport {name!r}: there are {', '.join(_NAMES)}")
+        if name not in NAMES:
+            raise ValueError(f"no transport {name!r}: there are {', '.join(NAMES)}")
     return names
 
 

@@ -23,6 +23,7 @@ from shared.kv.transports.unix import UnixTransport
 
 log = structlog.get_logger()
 
+NAMES = (nixl_wire.NAME, shm_wire.NAME, unix.NAME, tcp.NAME)
 DEFAULT = "shm,unix,tcp"
 DEFAULT_SHM_BYTES = 64 * 1024 * 1024
 
@@ -34,9 +35,10 @@ def _distinct(names: str) -> str:
     return names
 
 
+_ONE = f"({'|'.join(NAMES)})"
 # For the settings of both sides: distinct names, the most wanted first.
 TransportNames = Annotated[
-    str, Field(pattern=r"^(nixl|shm|unix|tcp)(,(nixl|shm|unix|tcp)){0,3}$"), AfterValidator(_distinct)
+    str, Field(pattern=rf"^{_ONE}(,{_ONE}){{0,{len(NAMES) - 1}}}$"), AfterValidator(_distinct)
 ]
 
 
