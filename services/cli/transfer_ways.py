@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
@@ -22,6 +22,7 @@ from typing import Any
 from services.cli import transfer_nixl
 from shared.kv.block_views import BlockViews
 from shared.kv.book import Received
+from shared.kv.host_memory import own_memory
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Expected, Manifest, plan_chunks
 from shared.kv.outgoing import Send, SendTimeouts
@@ -33,8 +34,9 @@ from shared.kv.sender import KvSender
 from shared.kv.shape import KINDS, KvShape
 from shared.kv.shared_memory import SharedMemory
 from shared.kv.source import KvSink
+from shared.kv.streaming_copies import streaming_copies
 from shared.kv.ticket import Ticket
-from shared.kv.transports import nixl_wire
+from shared.kv.transports import nixl_wire, shm_wire
 from shared.kv.transports.choice import offered, usable
 from shared.wire import Handoff
 
@@ -63,16 +65,21 @@ class Setup:
 
 
 class _Pool:
-    """K and V of every layer, all memory touched, and one sequence's block table. As a worker has it."""
+    """K and V of every layer, all memory touched, and one sequence's block table. As a worker has it.
 
-    def __init__(self, setup: Setup, seed: int) -> None:
+    shareable: a peer may map it.
+    """
+
+    def __init__(self, setup: Setup, seed: int, *, shareable: bool = False) -> None:
         num_blocks = -(-setup.max_tokens // BLOCK_SIZE)
         self._block_table = list(range(num_blocks))
         if setup.scattered:
             random.Random(seed).shuffle(self._block_table)
         num_regions = SHAPE.num_layers * len(KINDS)
-        shared = SharedMemory(num_regions * num_blocks * BLOCK_SIZE * SHAPE.row_bytes)
-        self.memory = PoolMemory.of_shared(shared, num_regions, num_blocks, BLOCK_SIZE)
+        num_bytes = num_regions * num_blocks * BLOCK_SIZE * SHAPE.row_bytes
+        shared = SharedMemory(num_bytes) if shareable else None
+        content = own_memory(num_bytes) if shared is None else shared.content
+        self.memory = PoolMemory(content, num_regions, num_blocks, BLOCK_SIZE, shared)
         page = random.Random(seed).randbytes(BLOCK_SIZE * SHAPE.row_bytes)
         for region in self.memory.regions:
             region[:] = page * num_blocks
@@ -169,6 +176,18 @@ def _take_raw(listening: socket.socket, buffer: bytearray) -> None:
 
 
 @contextmanager
+def _environ(own: Mapping[str, str]) -> Iterator[None]:
+    """For a process that is started within."""
+    before = dict(os.environ)
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
 def ways(setup: Setup) -> Iterator[dict[str, Way]]:
     """Every way by name, ready to be used; this process keeps to the sender's core within."""
     import torch  # noqa: PLC0415 - takes seconds, and `handoff bench --help` needs none of it
@@ -179,7 +198,8 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
         queue = context.Queue()
         pipe, theirs = context.Pipe()
         process = context.Process(target=serve, args=(setup, theirs, queue), daemon=True)
-        process.start()
+        with _environ(streaming_copies(os.environ)):
+            process.start()
         theirs.close()
         stack.callback(process.join, 10)
         stack.callback(pipe.close)
@@ -192,14 +212,15 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
             RAW_TCP: _raw_tcp(setup, raw_port, stack),
             QUEUE: _queue(setup, pipe, queue),
         }
-        pool = _Pool(setup, seed=1)
         numbers = itertools.count()
-        for transport in usable(",".join(setup.transports), pool=pool.memory):
-            if transport.name == nixl_wire.NAME:
-                made[BARE_NIXL] = _bare_nixl(setup, nixl_port, stack)
-            sender = KvSender(_SECRET, [transport], SendTimeouts())
-            stack.callback(sender.close)
-            made[transport.name] = _transport(sender, pool.views(), offer, numbers)
+        for name in setup.transports:
+            pool = _Pool(setup, seed=1, shareable=name == shm_wire.NAME)
+            for transport in usable(name, pool=pool.memory):
+                if name == nixl_wire.NAME:
+                    made[BARE_NIXL] = _bare_nixl(setup, nixl_port, stack)
+                sender = KvSender(_SECRET, [transport], SendTimeouts())
+                stack.callback(sender.close)
+                made[name] = _transport(sender, pool.views(), offer, numbers)
         yield made
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from shared.kv.transports.choice import DEFAULT, DEFAULT_SHM_BYTES, TransportNames
+from shared.kv.transports.shm_wire import NAME as SHM
 from shared.worker.settings import WorkerSettings
 
 
@@ -50,3 +51,8 @@ class PrefillSettings(WorkerSettings):
     def shm_budget_bytes(self) -> int:
         """Most shared memory for sending KV from a pool that peers cannot map."""
         return self.kv_shm_bytes
+
+    @property
+    def shares_pool(self) -> bool:
+        """Decode copies from the pool itself over this one transport."""
+        return SHM in self.kv_transports.split(",")

@@ -16,6 +16,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from shared.kv.host_memory import own_memory
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.shape import KINDS
 from shared.kv.shared_memory import SharedMemory
@@ -61,14 +62,12 @@ class KVCache:
         dims = (shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         self._shared: SharedMemory | None = None
         all_dims = (len(KINDS) * shape.num_layers, *dims)
-        whole = None
-        if shareable and device.type == "cpu":
-            whole = self._in_shared_memory(all_dims)
-        if whole is None:
-            whole = torch.empty(all_dims, dtype=shape.dtype, device=device)
-        self._whole = whole
-        self.k = list(whole[0::2])
-        self.v = list(whole[1::2])
+        if device.type == "cpu":
+            self._whole = self._in_host_memory(all_dims, shareable=shareable)
+        else:
+            self._whole = torch.empty(all_dims, dtype=shape.dtype, device=device)
+        self.k = list(self._whole[0::2])
+        self.v = list(self._whole[1::2])
 
     @property
     def memory(self) -> PoolMemory:
@@ -80,13 +79,15 @@ class KVCache:
         num_regions = len(KINDS) * shape.num_layers
         return PoolMemory(content, num_regions, shape.num_blocks, shape.block_size, self._shared)
 
-    def _in_shared_memory(self, dims: tuple[int, ...]) -> Tensor | None:
-        try:
-            self._shared = SharedMemory(math.prod(dims) * self.shape.dtype.itemsize)
-        except (OSError, AttributeError) as exc:
-            log.warning("kv_pool_not_shareable", reason=str(exc))
-            return None
-        return torch.frombuffer(self._shared.content, dtype=self.shape.dtype).view(dims)
+    def _in_host_memory(self, dims: tuple[int, ...], *, shareable: bool) -> Tensor:
+        num_bytes = math.prod(dims) * self.shape.dtype.itemsize
+        if shareable:
+            try:
+                self._shared = SharedMemory(num_bytes)
+            except (OSError, AttributeError) as exc:
+                log.warning("kv_pool_not_shareable", reason=str(exc))
+        content = self._shared.content if self._shared else own_memory(num_bytes)
+        return torch.frombuffer(content, dtype=self.shape.dtype).view(dims)
 
     def write(self, layer: int, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store T positions. slots_T: (T,) int64, distinct, block id * block_size + offset."""

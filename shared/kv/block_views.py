@@ -27,6 +27,12 @@ def block_runs(block_table: Sequence[int], block_size: int, start: int, end: int
     """Half-open slot ranges that hold token positions [start, end), in order, neighbours joined."""
     if not 0 <= start <= end <= len(block_table) * block_size:
         raise InvariantBroken(f"positions [{start}, {end}) are outside a table of {len(block_table)} blocks")
+    first = start // block_size
+    blocks = list(block_table[first : -(-end // block_size)])
+    if start < end and blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+        # As nearly always. Going through the blocks of 1,024 tokens one by one takes a tenth of a millisecond.
+        origin = (blocks[0] - first) * block_size
+        return [(origin + start, origin + end)]
     runs: list[tuple[int, int]] = []
     position = start
     while position < end:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from shared.errors import InvalidRequest
-from shared.kv.decoder import Receive, Section, Slots
+from shared.kv.decoder import Slots
+from shared.kv.section import Receive, Section
 from shared.kv.stream import Stream
 
 
@@ -18,18 +18,6 @@ class Body:
     receive: Receive
     due: Callable[[Section], float]
     stream: Stream
-
-    def read(self, num_bytes: int, section: Section) -> bytearray:
-        """So many bytes of it. Raises InvalidRequest if it ends before, and what `receive` does."""
-        content = bytearray(num_bytes)
-        filled = 0
-        while filled < num_bytes:
-            taken = self.receive([memoryview(content)[filled:]], section)
-            if not taken:
-                raise InvalidRequest("the blob ended too early")
-            section.taken_bytes += taken
-            filled += taken
-        return content
 
 
 class Carrier(Protocol):

@@ -37,10 +37,9 @@ class ConnectionPool:
     def take(self, key: Key) -> Connection | None:
         """The connection that was used last, if one is left that the peer has not closed."""
         while True:
-            stale = self._expired()
             with self._lock:
-                at = next((i for i in reversed(range(len(self._idle))) if self._idle[i][0] == key), None)
-                found = None if at is None else self._idle.pop(at)[1].connection
+                stale = self._expired()
+                found = self._newest(key)
             for connection in stale:
                 connection.close()
             # An idle peer has nothing to say: it has hung up.
@@ -75,9 +74,15 @@ class ConnectionPool:
         for _, one in idle:
             one.connection.close()
 
+    def _newest(self, key: Key) -> Connection | None:
+        for at in range(len(self._idle) - 1, -1, -1):
+            if self._idle[at][0] == key:
+                return self._idle.pop(at)[1].connection
+        return None
+
     def _expired(self) -> list[Connection]:
-        with self._lock:
-            due = self._clock() - self._idle_s
-            stale = [one.connection for _, one in self._idle if one.since <= due]
-            self._idle = [(key, one) for key, one in self._idle if one.since > due]
+        """They stand in the order in which they came back."""
+        due, stale = self._clock() - self._idle_s, []
+        while self._idle and self._idle[0][1].since <= due:
+            stale.append(self._idle.pop(0)[1].connection)
         return stale

@@ -7,8 +7,6 @@ Digests are checked when the trailer is complete. Every failure is final for the
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
@@ -22,21 +20,10 @@ from shared.kv.pieces import BATCH_TENSORS, ChunkBytes, Scratch
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_chunk import QuantChunk
 from shared.kv.quant_layout import QuantLayout, blob_layout
+from shared.kv.section import Receive, Section, read_section
 from shared.kv.source import KvSink
 
 _MAX_TOKEN_ID = 2**31
-
-
-@dataclass(slots=True)
-class Section:
-    """What a sender can send without waiting for anything: length, JSON, a batch of a chunk, or the trailer."""
-
-    num_bytes: int
-    taken_bytes: int = 0
-
-
-# Reads at least one byte of the section into the buffers, in order; returns how many, 0 at the end of the stream.
-Receive = Callable[[Sequence[memoryview], Section], int]
 
 
 class Slots(Protocol):
@@ -79,7 +66,6 @@ class BlobDecoder:
         self._max_header_bytes = min(max_header_bytes, total_bytes)
         self._slots = slots
         self._scratch = scratch or Scratch()
-        self._taken_bytes = 0
 
     def read(self, receive: Receive) -> Received:
         """The whole blob; its content is verified then.
@@ -87,9 +73,9 @@ class BlobDecoder:
         Raises InvalidRequest, ManifestMismatch or DigestMismatch as soon as something is wrong, and what `receive`
         raises.
         """
-        prefix = self._plain(LENGTH.size, receive)
-        content = self._plain(json_length(prefix, self._max_header_bytes), receive)
-        layout = self._accept(bytes(prefix + content))
+        prefix = read_section(receive, LENGTH.size)
+        header = bytes(prefix + read_section(receive, json_length(prefix, self._max_header_bytes)))
+        layout = self._accept(header)
         if self._slots is not None:
             self._slots.begin()
         digests: list[int] = []
@@ -98,17 +84,10 @@ class BlobDecoder:
                 digests += self._quantised_chunk(layout, chunk, receive)
             else:
                 digests += self._chunk(layout, chunk, receive)
-        trailer = self._plain(layout.trailer_bytes, receive)
-        header_digest = xxh3_64_intdigest(prefix + content)
-        first = _check_trailer(layout, trailer, digests, header_digest)
-        wire_bytes = len(prefix) + len(content) + layout.data_bytes
+        trailer = read_section(receive, layout.trailer_bytes)
+        first = _check_trailer(layout, trailer, digests, xxh3_64_intdigest(header))
+        wire_bytes = len(header) + layout.data_bytes
         return Received(first, layout.kv_bytes, wire_bytes, layout.manifest.kv_wire)
-
-    def _plain(self, num_bytes: int, receive: Receive) -> bytearray:
-        """Bytes of the stream that are no KV."""
-        buffer = bytearray(num_bytes)
-        self._fill([memoryview(buffer)], Section(num_bytes), receive)
-        return buffer
 
     def _fill(self, views: list[memoryview], section: Section, receive: Receive) -> None:
         """Read until every view is full."""
@@ -120,8 +99,7 @@ class BlobDecoder:
                 return
             num_bytes = receive(views[first : first + BATCH_TENSORS], section)
             if not num_bytes:
-                raise InvalidRequest(f"the blob ended after {self._taken_bytes} of {self._total_bytes} bytes")
-            self._taken_bytes += num_bytes
+                raise InvalidRequest("the blob ended too early")
             section.taken_bytes += num_bytes
             while first < len(views) and num_bytes >= len(views[first]):
                 num_bytes -= len(views[first])

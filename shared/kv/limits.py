@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from shared.kv.decoder import Section
+from shared.kv.section import Section
 
 
 @dataclass(frozen=True, slots=True)

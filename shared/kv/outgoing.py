@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -120,15 +118,18 @@ class OutgoingPut:
         progress, layout, compute_s = self._send.progress, self._layout, self._timeouts.compute_s
         encoder = BlobEncoder(layout, self._send.source, self._connection.scratch, self._wait_layers)
         head = request_head("PUT", KV_PATH + self._send.handoff.handoff_id, self._head_fields())
-        with self._sending() as deadline:
-            self._connection.send_head(b"".join([head, *encoder.header()]), deadline)
+        began = time.monotonic()
+        self._connection.send_head(b"".join([head, *encoder.header()]), began + self._timeouts.io_s)
+        self._account(began)
         for index in range(len(layout.manifest.chunks)):
-            with self._sending():
-                self._connection.send_chunk(encoder, index, self._timeouts.io_s)
+            began, self._waited_s = time.monotonic(), 0.0
+            self._connection.send_chunk(encoder, index, self._timeouts.io_s)
+            self._account(began + self._waited_s)
         first = progress.wait_finished(compute_s)
         self._check_answer()
-        with self._sending() as deadline:
-            self._stream.send_all(encoder.trailer(first), deadline)
+        began = time.monotonic()
+        self._stream.send_all(encoder.trailer(first), began + self._timeouts.io_s)
+        self._account(began)
 
     def _wait_layers(self, index: int, num_layers: int) -> int:
         """Until so many layers of a chunk can be read; returns how many can."""
@@ -167,15 +168,11 @@ class OutgoingPut:
         if self._stream.readable():
             raise ReadableWhileSending
 
-    @contextlib.contextmanager
-    def _sending(self) -> Iterator[float]:
-        """Account for the time within, waits for compute left out; gives the deadline of one write."""
-        began, self._waited_s = time.monotonic(), 0.0
-        yield began + self._timeouts.io_s
-        ended = time.monotonic()
+    def _account(self, began: float) -> None:
+        """Something was sent since then, waits for compute left out: how much of it did compute hide?"""
         finished_at = self._send.progress.finished_at
-        hidden_until = ended if finished_at is None else min(ended, finished_at)
-        self._hidden_s += max(0.0, hidden_until - began - self._waited_s)
+        hidden_until = time.monotonic() if finished_at is None else min(time.monotonic(), finished_at)
+        self._hidden_s += max(0.0, hidden_until - began)
 
 
 def _raise_refusal(answer: Answer) -> None:

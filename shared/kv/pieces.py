@@ -143,14 +143,15 @@ class ChunkBytes:
         self.digest(batch, views)
 
     def copy_from(self, batch: Batch, source: BlockViews, origin: int, scratch: Scratch) -> None:
-        """Copy a batch from a peer's pool, and digest what has come. origin: position 0 of `source` here."""
+        """Copy a batch from a peer's pool, and digest what was copied. origin: position 0 of `source` here."""
         start, end = batch.start - origin, batch.end - origin
         rows = source.adjacent_rows(batch.tensors, start, end)
         if rows is not None and self.in_pool is not None and not self.scattered:
             self.in_pool.copy_in(batch.tensors, batch.start, batch.end, rows)
-            self.digest(batch)
+            # Afterwards, so that a block which the peer has given to another sequence meanwhile is found out: its
+            # content does not come back. Where it was read it is in the caches; the copy went past them.
+            self._digest_rows(batch, rows)
             return
-        # Never digested where the peer can change it: it is not what was copied then.
         memory = scratch.take(batch.num_bytes)
         source.copy_out(batch.tensors, start, end, as_rows(memory, batch.num_tensors))
         self.copy_in(batch, memory)

@@ -129,7 +129,9 @@ class Progress:
                 self._on_cancel = None
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._cancelled is not None or ready(), timeout_s):
-                raise BackendTimeout("prefill did not compute the KV in its time")
-            self.check_cancelled()
+        # What is true once stays true, so most calls need no lock.
+        if not ready():
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._cancelled is not None or ready(), timeout_s):
+                    raise BackendTimeout("prefill did not compute the KV in its time")
+        self.check_cancelled()

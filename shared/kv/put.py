@@ -6,10 +6,9 @@ but while the claim is held.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -17,11 +16,12 @@ from shared.errors import InvalidRequest, ManifestMismatch, ReservationGone, Too
 from shared.kv.answers import NotAPut, answer_of, say_and_keep, say_last_word
 from shared.kv.book import Claim, ReceiveBook, Received
 from shared.kv.carrier import Body, Carrier
-from shared.kv.decoder import BlobDecoder, Section
+from shared.kv.decoder import BlobDecoder
 from shared.kv.http_head import CONTINUE, RequestHead
 from shared.kv.layout import total_bytes_bounds
 from shared.kv.limits import Pace, ReceiveLimits
 from shared.kv.peer import Peer
+from shared.kv.section import Section
 from shared.kv.stream import Interrupted
 from shared.kv.ticket import KV_PATH, TICKET_HEADER, Ticket
 
@@ -76,12 +76,8 @@ def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimit
     return report, keeps
 
 
-@contextlib.contextmanager
-def _in_time() -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as exc:
-        raise NotAPut(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly") from exc
+def _too_slow() -> NotAPut:
+    return NotAPut(HTTPStatus.REQUEST_TIMEOUT, "the request came too slowly")
 
 
 class _Put:
@@ -104,12 +100,13 @@ class _Put:
     def receive(self) -> None:
         """From the first byte to the commit."""
         try:
-            with _in_time():
-                deadline = time.monotonic() + self._limits.head_s
-                head, early = self._peer.read_head(self._limits.max_head_bytes, deadline)
+            deadline = time.monotonic() + self._limits.head_s
+            head, early = self._peer.read_head(self._limits.max_head_bytes, deadline)
             length = self._check_head(head)
             ticket = self._check_ticket(head)
             self._carrier = self._peer.carrier_for(head)
+        except TimeoutError as exc:
+            raise _too_slow() from exc
         finally:
             self._peer.drop_descriptors()
         if self._carrier is not None:
@@ -152,10 +149,11 @@ class _Put:
             raise InvalidRequest("more came than Content-Length says")
         claim.attach(self._abort)
         try:
-            with _in_time():
-                if head.expects_continue and not early:
-                    self._stream.send_all([CONTINUE], time.monotonic() + self._limits.answer_s)
-                received = self._read_body(claim, length, early)
+            if head.expects_continue and not early:
+                self._stream.send_all([CONTINUE], time.monotonic() + self._limits.answer_s)
+            received = self._read_body(claim, length, early)
+        except TimeoutError as exc:
+            raise _too_slow() from exc
         except Interrupted as exc:
             if self._aborted:
                 raise ReservationGone("the reservation was cancelled while its KV arrived") from exc

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from shared.errors import BackendError, BackendTimeout, TransportFailed
 from shared.kv.connections import ConnectionPool
@@ -47,24 +47,38 @@ class KvSender:
         BackendTimeout; TransferCancelled soon after `progress.cancel`, whatever it was doing.
         """
         ticket = ticket_of(send.handoff, self._secret)
-        failure: Exception = BackendError("no transport leads to the decode worker")
-        with _foreign_errors(send.progress):
-            for transport, address in self._ways(ticket, send.handoff.transports):
-                try:
-                    return self._send_agreed(transport, address, send)
-                except (TransportUnavailable, TransportFailed, _CouldNotConnect) as exc:
-                    failure = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
-                    if isinstance(exc, TransportFailed):
-                        self._avoid(transport.name, address)
-            if isinstance(failure, TransportUnavailable):
-                raise BackendError(str(failure)) from failure
-            raise failure
+        try:
+            return self._send_one_way(self._ways(ticket, send.handoff.transports), send)
+        except Interrupted:
+            send.progress.check_cancelled()
+            raise
+        except TimeoutError as exc:
+            send.progress.check_cancelled()
+            raise BackendTimeout("the decode worker did not take the KV in its time") from exc
+        except OSError as exc:
+            # After a cancel a broken connection is the cancel.
+            send.progress.check_cancelled()
+            raise BackendError("the connection to the decode worker broke") from exc
 
     def close(self) -> None:
         """Close kept connections and the transports. Call it when no send is under way any more."""
         self._connections.close()
         for transport in self._transports:
             transport.close()
+
+    def _send_one_way(self, ways: Sequence[tuple[Transport, str]], send: Send) -> Sent:
+        """By the first of them that works. Raises what `send` does, and what sockets raise."""
+        failure: Exception = BackendError("no transport leads to the decode worker")
+        for transport, address in ways:
+            try:
+                return self._send_agreed(transport, address, send)
+            except (TransportUnavailable, TransportFailed, _CouldNotConnect) as exc:
+                failure = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
+                if isinstance(exc, TransportFailed):
+                    self._avoid(transport.name, address)
+        if isinstance(failure, TransportUnavailable):
+            raise BackendError(str(failure)) from failure
+        raise failure
 
     def _ways(self, ticket: Ticket, offered: Sequence[str]) -> list[tuple[Transport, str]]:
         """Transports and where they lead; those to be avoided last, for there may be no other."""
@@ -73,7 +87,9 @@ class KvSender:
             for transport in self._transports
             if transport.name in offered and (address := transport.address(ticket)) is not None
         ]
-        return sorted(ways, key=lambda way: self._is_avoided(way[0].name, way[1]))
+        if self._avoided_until:
+            ways.sort(key=lambda way: self._is_avoided(way[0].name, way[1]))
+        return ways
 
     def _send_agreed(self, transport: Transport, address: str, send: Send) -> Sent:
         """Quantised if that is agreed; exact after all if this KV cannot be. Raises as `_send_over`."""
@@ -140,19 +156,3 @@ class KvSender:
 
 class _CouldNotConnect(Exception):
     """Nothing was sent."""
-
-
-@contextlib.contextmanager
-def _foreign_errors(progress: Progress) -> Iterator[None]:
-    """Turn what sockets raise into our tree; a broken connection after a cancel is the cancel."""
-    try:
-        yield
-    except Interrupted:
-        progress.check_cancelled()
-        raise
-    except TimeoutError as exc:
-        progress.check_cancelled()
-        raise BackendTimeout("the decode worker did not take the KV in its time") from exc
-    except OSError as exc:
-        progress.check_cancelled()
-        raise BackendError("the connection to the decode worker broke") from exc

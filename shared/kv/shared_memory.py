@@ -12,6 +12,7 @@ import os
 import weakref
 
 from shared.errors import InvalidRequest
+from shared.kv.host_memory import ask_for_huge_pages
 
 _SIZE_SEALS = ("F_SEAL_SEAL", "F_SEAL_SHRINK", "F_SEAL_GROW")
 _SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; the fcntl module of Python 3.11 does not name it
@@ -29,6 +30,7 @@ class SharedMemory:
         self.descriptor = sealed_file("handoff-pool", num_bytes)
         weakref.finalize(self, os.close, self.descriptor)
         self.content = mmap.mmap(self.descriptor, num_bytes)
+        ask_for_huge_pages(self.content)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _size_seals() | _SEAL_FUTURE_WRITE)
 
 

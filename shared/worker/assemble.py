@@ -87,7 +87,10 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
     shape = shape.with_blocks(_pool_bytes(settings, device) // shape.block_bytes)
     if shape.num_blocks * shape.block_size < _FEWEST_POSITIONS:
         raise BadSettings(f"HANDOFF_KV_POOL_BYTES: too small, a block alone takes {shape.block_bytes} bytes")
-    cache = KVCache(shape, device, shareable=role == "prefill")
+    try:
+        cache = KVCache(shape, device, shareable=settings.shares_pool)
+    except (OSError, OverflowError, torch.OutOfMemoryError) as exc:
+        raise BadSettings(f"HANDOFF_KV_POOL_BYTES: so much memory cannot be had on {device}: {exc}") from exc
     pool = BlockPool(shape.num_blocks, shape.block_size)
     limits = _limits(settings, facts, shape)
     log.info(

@@ -76,6 +76,11 @@ class WorkerSettings(CommonSettings):
         """Most shared memory for sending KV; None for a role that sends none."""
         return None
 
+    @property
+    def shares_pool(self) -> bool:
+        """Whether other processes shall be able to map the KV pool, if it lies in host memory."""
+        return False
+
     @field_validator("cpus")
     @classmethod
     def _cpus_name_cores(cls, cpus: str | None) -> str | None:

@@ -11,8 +11,9 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from shared.errors import HandoffError, InvalidRequest, Unauthorized
-from shared.kv.decoder import BlobDecoder, Section
+from shared.kv.decoder import BlobDecoder
 from shared.kv.http_head import read_head
+from shared.kv.section import Section
 from shared.kv.shape import KvShape
 from shared.kv.ticket import Ticket, kv_url
 from tests.unit.shared.kv.blobs import (

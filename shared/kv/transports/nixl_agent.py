@@ -11,6 +11,7 @@ import importlib
 import os
 import secrets
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,10 @@ class NixlAgent:
         except Exception as exc:
             raise ReadFailed(f"the peer's memory cannot be read: {exc}") from exc
 
+    def prepare(self, peer: str, local: Ranges, remote: Ranges) -> Prepared:
+        """What `read` is given, for reads of parts of it: looked up once. Raises ReadFailed."""
+        return Prepared(self._agent, peer, local, remote)
+
     def tell(self, peer: str, notice: bytes) -> None:
         """Send a notice; does not wait for the peer. Raises ReadFailed."""
         try:
@@ -155,6 +160,37 @@ class Registration:
             self._agent.deregister_memory(self._listed)
         except Exception as exc:
             raise TransportUnavailable(f"NIXL does not give memory back: {exc}") from exc
+
+
+class Prepared:
+    """Ranges here and at a peer that the library has looked up. Raises ReadFailed."""
+
+    def __init__(self, agent: Any, peer: str, local: Ranges, remote: Ranges) -> None:
+        self._agent = agent
+        self._numbers = np.arange(len(local), dtype=np.int32)
+        try:
+            self._sides = (
+                agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, _HOST_MEMORY),
+                agent.prep_xfer_dlist(peer, remote, _HOST_MEMORY),
+            )
+        except Exception as exc:
+            raise ReadFailed(f"the peer's memory cannot be read: {exc}") from exc
+
+    def read(self, first: int, last: int) -> Read:
+        """Begin to copy the ranges [first, last)."""
+        agent, part, (local, remote) = self._agent, self._numbers[first:last], self._sides
+        try:
+            handle = agent.make_prepped_xfer("READ", local, part, remote, part)
+            return Read(agent, handle, agent.transfer(handle))
+        except Exception as exc:
+            raise ReadFailed(f"the peer's memory cannot be read: {exc}") from exc
+
+    def close(self) -> None:
+        """Give back what the library made of them. No read is under way."""
+        for side in self._sides:
+            # It tries once more when they are collected.
+            with suppress(Exception):
+                side.release()
 
 
 class Read:

@@ -50,21 +50,13 @@ class Matched:
 
     def __init__(self, local: Ranged, remote: Ranged) -> None:
         self._sides = (local, remote)
-        self._known: dict[tuple[int, int], tuple[Ranges, Ranges]] = {}
+        self.num_tensors = len(local.bases)
 
-    def ranges(self, batch: Batch) -> tuple[Ranges, Ranges]:
-        """Of a batch in file order: ours, and the peer's."""
+    def ranges(self, start: int, end: int) -> tuple[Ranges, Ranges]:
+        """Of positions [start, end) in all tensors, tensor by tensor: ours, and the peer's."""
         local, remote = self._sides
-        key = (batch.start, batch.end)
-        if key not in self._known:
-            own, theirs, lengths = _cut(local.pieces(*key), remote.pieces(*key))
-            self._known[key] = (
-                _of_regions(local.bases, own, lengths),
-                _of_regions(remote.bases, theirs, lengths),
-            )
-        own_ranges, their_ranges = self._known[key]
-        num_tensors = len(local.bases)
-        return _of_batch(own_ranges, batch, num_tensors), _of_batch(their_ranges, batch, num_tensors)
+        own, theirs, lengths = _cut(local.pieces(start, end), remote.pieces(start, end))
+        return _of_regions(local.bases, own, lengths), _of_regions(remote.bases, theirs, lengths)
 
 
 def _cut(

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
 from shared.kv.carrier import Body
-from shared.kv.decoder import Section
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
 from shared.kv.pieces import ChunkBytes
 from shared.kv.pool_memory import PoolMemory
+from shared.kv.section import Section, read_section
 from shared.kv.stream import Stream
 from shared.kv.told_chunk import ToldChunk
 from shared.kv.transports.base import TransportUnavailable
-from shared.kv.transports.nixl_agent import Ranges, Read, ReadFailed
-from shared.kv.transports.nixl_peers import NUM_SLOTS, SLOT_BYTES, Landing, NixlPeers, has_ended
+from shared.kv.transports.nixl_agent import Prepared, Ranges, Read, ReadFailed
+from shared.kv.transports.nixl_direct import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, DirectReads
+from shared.kv.transports.nixl_peers import NUM_SLOTS, SLOT_BYTES, Landing, NixlPeers
 from shared.kv.transports.nixl_ranges import Matched, Ranged, packed
 from shared.kv.transports.nixl_wire import NAME, Introduction, Terms, pack_notice
 
-_SHORTEST_PAUSE_S = 0.00005
-_LONGEST_PAUSE_S = 0.001
 # A read that follows a notice waits for the peer to have taken it.
 _BATCHES_A_NOTICE = 32
-# More than a busy host makes of a call of the kernel.
-_AT_ONCE_S = 0.05
 
 
 class NixlCarrier:
@@ -84,6 +80,10 @@ class NixlCarrier:
         """Begin to read. Raises ReadFailed."""
         return self._peers.agent.read(self._peer, local, remote)
 
+    def prepare(self, local: Ranges, remote: Ranges) -> Prepared:
+        """For reads of parts of it. Raises ReadFailed."""
+        return self._peers.agent.prepare(self._peer, local, remote)
+
     def tell(self) -> None:
         """How much was read. Raises ReadFailed."""
         self._peers.agent.tell(self._peer, pack_notice(self.terms.token, self.read_bytes))
@@ -123,7 +123,7 @@ class NixlSlots:
         Raises InvalidRequest, ManifestMismatch, TransportFailed; TimeoutError, Interrupted, OSError.
         """
         if num_bytes := self._terms.introduction_bytes:
-            self._carrier.introduce(self._body.read(num_bytes, Section(num_bytes)))
+            self._carrier.introduce(read_section(self._body.receive, num_bytes))
         if self._carrier.landing is None:
             raise InvalidRequest("a peer introduces itself before it names blocks")
         if len(self._carrier.bases) != self._num_tensors:
@@ -138,61 +138,40 @@ class NixlSlots:
         told = ToldChunk(self._body, target, self._terms.block_size)
         remote = Ranged(carrier.bases, told.blocks, told.block_size, told.origin, target.row_bytes)
         landed = _Landed(carrier, told, remote)
-        direct = self._direct(target, remote)
-        num_said = 0
-        for position, batch in enumerate(told.batches):
-            num_new = position - num_said
-            if num_new == _BATCHES_A_NOTICE or (num_new and not told.can_tell(position)):
-                self._tell()
-                num_said = position
-            told.wait(position)
-            section = Section(batch.num_bytes, taken_bytes=1)
-            with self._reading():
+        direct, num_said = self._direct(target, remote), 0
+        try:
+            for position, batch in enumerate(told.batches):
+                num_new = position - num_said
+                if num_new == _BATCHES_A_NOTICE or (num_new and not told.can_tell(position)):
+                    carrier.tell()
+                    num_said = position
+                told.wait(position)
+                wait = partial(self._wait, Section(batch.num_bytes, taken_bytes=1))
                 if direct is not None and carrier.reads_at_once:
-                    self._read_directly(*direct.ranges(batch), section)
+                    carrier.reads_at_once = direct.read(batch, wait)
                     target.digest(batch)
                 else:
-                    target.copy_in(batch, landed.next(position, partial(self._wait, section)))
-            carrier.read_bytes += batch.num_bytes
-        # After the last one comes the answer, which says the same.
-        if target.chunk != self._last_chunk:
-            self._tell()
+                    target.copy_in(batch, landed.next(position, wait))
+                carrier.read_bytes += batch.num_bytes
+            # After the last one comes the answer, which says the same.
+            if target.chunk != self._last_chunk:
+                carrier.tell()
+        except ReadFailed as exc:
+            carrier.broken()
+            raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
+        finally:
+            if direct is not None:
+                direct.close()
 
-    def _direct(self, target: ChunkBytes, remote: Ranged) -> Matched | None:
-        """From where to where, if the library may write there and the chunk's blocks are neighbours."""
+    def _direct(self, target: ChunkBytes, remote: Ranged) -> DirectReads | None:
+        """If the library may write to where the chunk belongs, and its blocks are neighbours."""
         sink, pool = target.in_pool, self._carrier.pool_for(self._body.stream)
         if sink is None or pool is None or sink.memory is not pool or target.scattered:
             return None
         blocks = sink.blocks(*target.chunk)
         origin = target.chunk[0] // pool.block_size * pool.block_size
-        return Matched(Ranged(pool.addresses, blocks, pool.block_size, origin, target.row_bytes), remote)
-
-    def _read_directly(self, local: Ranges, remote: Ranges, section: Section) -> None:
-        """Read to where the bytes belong; however this ends, the library writes there no more."""
-        began = time.monotonic()
-        read = self._carrier.begin(local, remote)
-        pause_s = _SHORTEST_PAUSE_S
-        try:
-            while not read.done():
-                self._wait(section, pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        finally:
-            # Should it take time against all expectation: the blocks are this reservation's until it has ended.
-            while not has_ended(read):
-                time.sleep(_LONGEST_PAUSE_S)
-            self._carrier.reads_at_once = time.monotonic() - began < _AT_ONCE_S
-
-    def _tell(self) -> None:
-        with self._reading():
-            self._carrier.tell()
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except ReadFailed as exc:
-            self._carrier.broken()
-            raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
+        local = Ranged(pool.addresses, blocks, pool.block_size, origin, target.row_bytes)
+        return DirectReads(Matched(local, remote), self._carrier.prepare)
 
     def _wait(self, section: Section, pause_s: float) -> None:
         if time.monotonic() > self._body.due(section):
@@ -220,7 +199,7 @@ class _Landed:
         if not begun:
             self._num_begun = position
             self._begin()
-        pause_s = _SHORTEST_PAUSE_S
+        pause_s = SHORTEST_PAUSE_S
         while not begun[0].done():
             ahead = min(len(batches), position + NUM_SLOTS)
             if self._num_begun < ahead and self._told.can_tell(self._num_begun):
@@ -228,7 +207,7 @@ class _Landed:
                 self._begin()
             else:
                 wait(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         begun.popleft()
         self._carrier.has_landed = True
         return self._landing.slot(position)[: batches[position].num_bytes]

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 
 from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
 from shared.kv.carrier import Body
-from shared.kv.decoder import Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.pieces import ChunkBytes, Scratch, num_batches
+from shared.kv.section import Section, read_section
 from shared.kv.segment import Segment, SegmentShape, attach, create
 from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket
@@ -218,7 +218,7 @@ class SegmentSlots:
             os.eventfd_write(segment.emptied_fd, 1)
 
     def _wait_filled(self, num_bytes: int) -> None:
-        length = self._body.read(_LENGTH.size, Section(num_bytes))
+        length = read_section(self._body.receive, _LENGTH.size, Section(num_bytes))
         if _LENGTH.unpack(length)[0] != num_bytes:
             raise ManifestMismatch("a batch has not the length that the manifest implies")
 

@@ -9,13 +9,14 @@ import numpy as np
 
 from shared.kv.block_views import BlockViews
 from shared.kv.book import Received
-from shared.kv.decoder import BlobDecoder, Section
+from shared.kv.decoder import BlobDecoder
 from shared.kv.encoder import BlobEncoder
 from shared.kv.floats import from_float32
 from shared.kv.manifest import Expected, Manifest, plan_chunks, token_hash
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_layout import blob_layout
+from shared.kv.section import Section
 from shared.kv.shape import KINDS, Kind, KvShape
 from shared.kv.shared_memory import SharedMemory
 

@@ -10,10 +10,10 @@ import pytest
 
 from shared.errors import InvalidRequest, TransportFailed
 from shared.kv.carrier import Body
-from shared.kv.decoder import Section
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Manifest
 from shared.kv.outgoing import Send, SendTimeouts
+from shared.kv.section import Section
 from shared.kv.sender import KvSender
 from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket

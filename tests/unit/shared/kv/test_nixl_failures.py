@@ -14,16 +14,13 @@ import pytest
 from shared.errors import ReservationGone, TransportFailed
 from shared.kv.limits import ReceiveLimits
 from shared.kv.outgoing import Send, SendTimeouts
-from shared.kv.pieces import Batch
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
 from shared.kv.shape import KvShape
 from shared.kv.transports.nixl import NixlTransport
-from shared.kv.transports.nixl_agent import Ranges, Read, ReadFailed
+from shared.kv.transports.nixl_agent import Prepared, Read, ReadFailed
 from shared.kv.transports.nixl_notices import Notices
 from shared.kv.transports.nixl_peers import Landing, NixlPeers
-from shared.kv.transports.nixl_ranges import Matched
-from shared.kv.transports.nixl_reads import NixlCarrier
 from shared.kv.transports.nixl_wire import TOKEN_BYTES, pack_notice
 from shared.kv.transports.tcp import TcpTransport
 from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
@@ -202,7 +199,7 @@ def test_blocks_wait_for_a_read_that_goes_to_them(
         assert source.content() == book.pool.content()
         book.committed.clear()
         book.released.clear()
-        monkeypatch.setattr(NixlCarrier, "begin", unending.begin)
+        monkeypatch.setattr(Prepared, "read", unending.begin)
         sending = threads.submit(sender.send, send)
         assert unending.begun.wait(WAIT_S)
         book.cancel()
@@ -222,20 +219,15 @@ def test_after_a_slow_read_the_rest_of_the_put_lands(
     book = reservation()
     handoff = granted(listen(book).listener.offer("127.0.0.1"))
     source = Pool(book.want.shape, num_tokens=10, seed=1)
-    begin, ranges, num_direct = NixlCarrier.begin, Matched.ranges, 0
-    pauses_s = [0.0, 0.1, 0.0, 0.0, 0.0, 0.0]
+    read, pauses_s, num_direct = Prepared.read, [0.1, 0.0, 0.0, 0.0], 0
 
-    def slow_begin(carrier: NixlCarrier, local: Ranges, remote: Ranges) -> Read:
-        time.sleep(pauses_s.pop(0))
-        return begin(carrier, local, remote)
-
-    def counted(matched: Matched, batch: Batch) -> tuple[Ranges, Ranges]:
+    def slow_first(prepared: Prepared, first: int, last: int) -> Read:
         nonlocal num_direct
         num_direct += 1
-        return ranges(matched, batch)
+        time.sleep(pauses_s.pop(0))
+        return read(prepared, first, last)
 
-    monkeypatch.setattr(NixlCarrier, "begin", slow_begin)
-    monkeypatch.setattr(Matched, "ranges", counted)
+    monkeypatch.setattr(Prepared, "read", slow_first)
     transport = NixlTransport(source.memory, nixl.sending)
     transport.self_test()
     with closing(KvSender(SECRET, [transport], SendTimeouts())) as sender:

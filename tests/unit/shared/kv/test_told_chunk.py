@@ -20,13 +20,13 @@ import pytest
 from shared.errors import InvalidRequest, ManifestMismatch, ReservationGone, TransportFailed
 from shared.kv import told_chunk
 from shared.kv.carrier import Body
-from shared.kv.decoder import Section
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.pieces import ChunkBytes
 from shared.kv.pool_memory import Rows
 from shared.kv.progress import Progress
+from shared.kv.section import Section, read_section
 from shared.kv.shared_memory import SharedMemory
 from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket
@@ -257,7 +257,7 @@ def test_what_was_read_counts_for_the_pace() -> None:
     """Within a section a peer may not dawdle: a byte a minute was enough."""
     for body in body_of(b"twelve bytes", step=5):
         section = Section(12)
-        assert b"twelve bytes" == body.read(12, section)
+        assert b"twelve bytes" == read_section(body.receive, 12, section)
         assert 12 == section.taken_bytes
 
 

@@ -47,6 +47,8 @@ def test_a_worker_is_what_checkpoint_and_settings_say(folder: Path, tmp_path: Pa
     ("name", "values"),
     [
         ("KV_POOL_BYTES", {"KV_POOL_BYTES": "65536", "BLOCK_SIZE": "1024"}),
+        ("KV_POOL_BYTES", {"KV_POOL_BYTES": str(1 << 50)}),
+        ("KV_POOL_BYTES", {"KV_POOL_BYTES": str(1 << 70)}),
         ("MAX_MODEL_LEN", {"MAX_MODEL_LEN": "4097"}),
         ("CPUS", {"CPUS": "0-99998"}),
         ("DEVICE", {"DEVICE": "cuda:63"}),
