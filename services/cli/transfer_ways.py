@@ -134,7 +134,7 @@ def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
     def no_report(_: PutReport) -> None: ...
 
     pool = _Pool(setup, seed=2)
-    offer = offered(",".join(setup.transports), pool.memory)
+    offer = offered(",".join(setup.transports))
     listener = KvListener(
         "127.0.0.1",
         0,

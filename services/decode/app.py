@@ -52,7 +52,7 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
 
     @asynccontextmanager
     async def open_listener(app: FastAPI) -> AsyncIterator[None]:
-        offer = offered(settings.kv_transports, worker.pool_memory)
+        offer = offered(settings.kv_transports)
         listener = KvListener(
             settings.host,
             settings.kv_port,

@@ -124,14 +124,11 @@ class ChunkBytes:
     def copy_in(self, batch: Batch, content: memoryview) -> None:
         """Copy a batch from one buffer of its length to where it belongs, and digest it.
 
-        What is digested is what lies there then; if it is `scattered` the buffer, to which nobody else may write.
+        What is digested is the buffer, afterwards: it is in the caches, and the copy may have gone past them.
         """
         if self.in_pool is not None:
             self.in_pool.copy_in(batch.tensors, batch.start, batch.end, as_rows(content, batch.num_tensors))
-            if self.scattered:
-                self.digest_copy(batch, content)
-            else:
-                self.digest(batch)
+            self.digest_copy(batch, content)
             return
         at = 0
         views = self.views(batch)

@@ -146,13 +146,6 @@ class Stream:
         finally:
             self._poll.unregister(descriptor)
 
-    def is_within_host(self) -> bool:
-        """Whether both ends of a TCP connection have one address: then they are in one network namespace."""
-        try:
-            return bool(self._sock.getpeername()[0] == self._sock.getsockname()[0])
-        except (OSError, IndexError):
-            return False
-
     def pause(self, seconds: float) -> None:
         """Wait a moment for something that wakes nobody. Raises ConnectionResetError if the peer has left."""
         time.sleep(seconds)

@@ -19,7 +19,7 @@ from shared.kv.pieces import ChunkBytes, num_batches
 from shared.kv.section import Section, read_section
 
 # Read at once, then digested: larger than what travels through the kernel, for each read has its fixed price.
-TOLD_BATCH_BYTES = 1024 * 1024
+TOLD_BATCH_BYTES = 2 * 1024 * 1024
 
 _WORD = struct.Struct("<I")
 

@@ -77,11 +77,8 @@ class Offered:
     nixl: NixlPeers | None
 
 
-def offered(names: str, pool: PoolMemory | None = None) -> Offered:
-    """The named transports that pass their self-test, for the receiving side.
-
-    pool: what is received into, if it lies in host memory.
-    """
+def offered(names: str) -> Offered:
+    """The named transports that pass their self-test, for the receiving side."""
     wanted = dict.fromkeys(names.split(","))
     peers = None
     if nixl_wire.NAME in wanted:
@@ -89,7 +86,7 @@ def offered(names: str, pool: PoolMemory | None = None) -> Offered:
         with _told(nixl_wire.NAME):
             agent = NixlAgent()
             agent.check()
-            peers = NixlPeers(agent, pool)
+            peers = NixlPeers(agent)
     others = usable(",".join(wanted)) if wanted else []
     return Offered(tuple(transport.name for transport in others), peers)
 

@@ -22,7 +22,6 @@ from shared.kv.stream import ReadableWhileSending, Stream
 from shared.kv.ticket import Ticket
 from shared.kv.transports.base import Connection, Interrupting, TransportUnavailable
 from shared.kv.transports.nixl_agent import NixlAgent, Registration
-from shared.kv.transports.nixl_local import pid_namespace
 from shared.kv.transports.nixl_notices import Notices
 from shared.kv.transports.nixl_wire import HEADER, NAME, TOKEN_BYTES, Introduction, Terms
 from shared.kv.transports.tcp import TcpTransport
@@ -87,7 +86,7 @@ class NixlConnection(Connection):
         self._introduction = introduction
         self._notices = notices
         self._token = secrets.token_bytes(TOKEN_BYTES)
-        self._terms = Terms(block_size, len(introduction), self._token, pid_namespace())
+        self._terms = Terms(block_size, len(introduction), self._token)
         self._reading = notices.open(self._token)
 
     def head_fields(self) -> Mapping[str, str]:

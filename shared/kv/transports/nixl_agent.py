@@ -167,7 +167,7 @@ class Prepared:
 
     def __init__(self, agent: Any, peer: str, local: Ranges, remote: Ranges) -> None:
         self._agent = agent
-        self._numbers = np.arange(len(local), dtype=np.int32)
+        self._numbers = np.arange(max(len(local), len(remote)), dtype=np.int32)
         try:
             self._sides = (
                 agent.prep_xfer_dlist("NIXL_INIT_AGENT", local, _HOST_MEMORY),
@@ -176,19 +176,21 @@ class Prepared:
         except Exception as exc:
             raise ReadFailed(f"the peer's memory cannot be read: {exc}") from exc
 
-    def read(self, first: int, last: int) -> Read:
-        """Begin to copy the ranges [first, last)."""
-        agent, part, (local, remote) = self._agent, self._numbers[first:last], self._sides
+    def read(self, local_first: int, remote_first: int, num_ranges: int) -> Read:
+        """Begin to copy so many of the peer's ranges to as many of ours, of equal lengths. Raises ReadFailed."""
+        agent, (local, remote) = self._agent, self._sides
+        own = self._numbers[local_first : local_first + num_ranges]
+        theirs = self._numbers[remote_first : remote_first + num_ranges]
         try:
-            handle = agent.make_prepped_xfer("READ", local, part, remote, part)
-            return Read(agent, handle, agent.transfer(handle))
+            handle = agent.make_prepped_xfer("READ", local, own, remote, theirs)
+            return Read(agent, handle, agent.transfer(handle), made_of=self)
         except Exception as exc:
             raise ReadFailed(f"the peer's memory cannot be read: {exc}") from exc
 
     def close(self) -> None:
-        """Give back what the library made of them. No read is under way."""
+        """Give back what the library made of them, now and not when it is collected. No read is under way."""
         for side in self._sides:
-            # It tries once more when they are collected.
+            # It tries once more then.
             with suppress(Exception):
                 side.release()
 
@@ -196,7 +198,8 @@ class Prepared:
 class Read:
     """A read that has begun. It cannot be called off: what it writes to is its own until it has ended."""
 
-    def __init__(self, agent: Any, handle: Any, state: str) -> None:
+    def __init__(self, agent: Any, handle: Any, state: str, made_of: Prepared | None = None) -> None:
+        self._made_of = made_of  # kept until this is gone
         self._agent = agent
         self._handle = handle
         self._state = state

@@ -1,62 +1,23 @@
 """Decode's side: the prefill workers that the library knows, and the memory that reads go to.
 
 A read that has begun cannot be called off, and a peer that was stopped may let it go on minutes later. So a read
-goes to memory of the connection, and what has arrived there is digested and copied on. That memory is set aside if
-the connection ends in the middle of a read, until the library says that the read has ended. Only where reading is a
-call that has ended when it returns (`nixl_local`) may it go to a block of the pool.
+goes to memory of the connection (`nixl_landing`), and what has arrived is copied on. That memory is set aside if
+the connection ends in the middle of a read, until the library says that the read has ended.
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from contextlib import suppress
 
-from shared.kv.pool_memory import PoolMemory, address_of
-from shared.kv.stream import Stream
-from shared.kv.told_chunk import TOLD_BATCH_BYTES
 from shared.kv.transports.base import TransportUnavailable
-from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed, Registration
-from shared.kv.transports.nixl_local import kernel_copies, pid_namespace
-from shared.kv.transports.nixl_wire import Terms
-
-# A slot is filled, digested and emptied while it is in the core's cache; several are filled at once over a network.
-NUM_SLOTS = 4
-SLOT_BYTES = TOLD_BATCH_BYTES
-
-LANDING_BYTES = NUM_SLOTS * SLOT_BYTES
+from shared.kv.transports.nixl_agent import NixlAgent, Read, ReadFailed
+from shared.kv.transports.nixl_landing import LANDING_BYTES, Landing
 
 _MAX_KEPT = 16
 _MAX_ASIDE = 64
 _MAX_IDLE_PEERS = 64
-
-
-class Landing:
-    """Registered memory that reads go to. Raises TransportUnavailable."""
-
-    def __init__(self, agent: NixlAgent) -> None:
-        self._mapping = mmap.mmap(-1, LANDING_BYTES)
-        self._view = memoryview(self._mapping)
-        self.address = address_of(self._view)[0]
-        self._registered: Registration = agent.register((self.address, len(self._view)))
-
-    def slot(self, position: int) -> memoryview:
-        """The slot for the `position`-th batch."""
-        at = self.offset(position)
-        return self._view[at : at + SLOT_BYTES]
-
-    def offset(self, position: int) -> int:
-        """Where that slot begins."""
-        return position % NUM_SLOTS * SLOT_BYTES
-
-    def close(self) -> None:
-        """Give the memory back; no read goes there any more. Raises TransportUnavailable: then it is as it was."""
-        self._registered.close()
-        self._view.release()
-        with suppress(BufferError):
-            self._mapping.close()
 
 
 class _Known:
@@ -68,37 +29,21 @@ class _Known:
 
 
 class NixlPeers:
-    """Of one listener. Thread-safe. Landing areas: one a connection, some kept for later, some set aside.
+    """Of one listener. Thread-safe. Landing areas: one a connection, some kept for later, some set aside."""
 
-    pool: what sinks lie in. Raises TransportUnavailable.
-    """
-
-    def __init__(self, agent: NixlAgent, pool: PoolMemory | None = None) -> None:
+    def __init__(self, agent: NixlAgent) -> None:
         self.agent = agent
-        self._pool = pool if kernel_copies() else None
-        self._pid_namespace = pid_namespace()
-        self._registered = agent.register(self._pool.extent) if self._pool else None
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._kept: list[Landing] = []
         self._num_landings = 0
-        self._aside: deque[tuple[str, Landing, list[Read]]] = deque()
+        self._aside: deque[tuple[str, Landing]] = deque()
 
     @property
     def landing_bytes(self) -> int:
         """Memory that reads go to: of connections, kept for later ones, and set aside."""
         with self._lock:
             return self._num_landings * LANDING_BYTES
-
-    def pool_for(self, stream: Stream, terms: Terms) -> PoolMemory | None:
-        """What may be read to without landing, from this peer."""
-        if (
-            not stream.is_within_host()
-            or terms.pid_namespace != self._pid_namespace
-            or not terms.pid_namespace
-        ):
-            return None
-        return self._pool
 
     def take(self, metadata: bytes) -> tuple[str, Landing]:
         """A connection begins: the peer's name, and memory to read to. Raises ReadFailed, TransportUnavailable."""
@@ -120,11 +65,11 @@ class NixlPeers:
             self._forget_oldest()
             return name, landing
 
-    def give_back(self, name: str, landing: Landing, begun: Sequence[Read], *, is_broken: bool) -> None:
-        """A connection has ended. begun: reads that may still go on."""
+    def give_back(self, name: str, landing: Landing, *, is_broken: bool) -> None:
+        """A connection has ended; its reads may still go on."""
         with self._lock:
             self._known[name].is_broken |= is_broken
-            self._aside.append((name, landing, list(begun)))
+            self._aside.append((name, landing))
             self._reap()
 
     def close(self) -> None:
@@ -139,20 +84,15 @@ class NixlPeers:
                 if not known.num_users:
                     self.agent.forget(name)
                     del self._known[name]
-            # Whoever is still there may be reading to it.
-            if self._registered is not None and not self._known:
-                with suppress(TransportUnavailable):
-                    self._registered.close()
-                self._registered = None
 
     def _reap(self) -> None:
         """Take back what no read goes to; out of the books first, so that no failure gives it out twice."""
         for _ in range(len(self._aside)):
-            name, landing, begun = self._aside[0]
-            left = [read for read in begun if not has_ended(read)]
+            name, landing = self._aside[0]
+            landing.begun = [(read, slot) for read, slot in landing.begun if not _has_ended(read)]
             self._aside.popleft()
-            if left:
-                self._aside.append((name, landing, left))
+            if landing.begun:
+                self._aside.append((name, landing))
                 continue
             self._known[name].num_users -= 1
             self._keep(landing)
@@ -177,7 +117,7 @@ class NixlPeers:
             del self._known[name]
 
 
-def has_ended(read: Read) -> bool:
+def _has_ended(read: Read) -> bool:
     """Whether the library writes nothing more for it."""
     try:
         return read.done()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -14,15 +12,13 @@ from shared.kv.carrier import Body
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
 from shared.kv.pieces import ChunkBytes
-from shared.kv.pool_memory import PoolMemory
 from shared.kv.section import Section, read_section
-from shared.kv.stream import Stream
 from shared.kv.told_chunk import ToldChunk
 from shared.kv.transports.base import TransportUnavailable
-from shared.kv.transports.nixl_agent import Prepared, Ranges, Read, ReadFailed
-from shared.kv.transports.nixl_direct import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, DirectReads
-from shared.kv.transports.nixl_peers import NUM_SLOTS, SLOT_BYTES, Landing, NixlPeers
-from shared.kv.transports.nixl_ranges import Matched, Ranged, packed
+from shared.kv.transports.nixl_agent import Prepared, Ranges, ReadFailed
+from shared.kv.transports.nixl_landing import SLOT_BYTES, LandedReads, Landing
+from shared.kv.transports.nixl_peers import NixlPeers
+from shared.kv.transports.nixl_ranges import Ranged
 from shared.kv.transports.nixl_wire import NAME, Introduction, Terms, pack_notice
 
 # A read that follows a notice waits for the peer to have taken it.
@@ -40,11 +36,7 @@ class NixlCarrier:
         self.terms = Terms.parse(text)
         self.bases = np.zeros(0, dtype=np.uint64)
         self.read_bytes = 0
-        self.begun: deque[Read] = deque()
         self.landing: Landing | None = None
-        # The first read has to find the way to the peer, with the peer's help.
-        self.has_landed = False
-        self.reads_at_once = True
         self._peers = peers
         self._peer = ""
         self._is_broken = False
@@ -55,7 +47,6 @@ class NixlCarrier:
         if (terms.block_size, terms.token) != (self.terms.block_size, self.terms.token):
             raise InvalidRequest("a connection keeps its terms")
         self.terms = terms
-        self.reads_at_once = True
 
     def slots(self, body: Body) -> NixlSlots:
         """For one PUT."""
@@ -71,14 +62,6 @@ class NixlCarrier:
         except (ReadFailed, TransportUnavailable) as exc:
             raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
         self.bases = np.array(introduction.bases, dtype=np.uint64)
-
-    def pool_for(self, stream: Stream) -> PoolMemory | None:
-        """What the library may write to beside the landing area."""
-        return self._peers.pool_for(stream, self.terms) if self.has_landed and self.reads_at_once else None
-
-    def begin(self, local: Ranges, remote: Ranges) -> Read:
-        """Begin to read. Raises ReadFailed."""
-        return self._peers.agent.read(self._peer, local, remote)
 
     def prepare(self, local: Ranges, remote: Ranges) -> Prepared:
         """For reads of parts of it. Raises ReadFailed."""
@@ -96,7 +79,7 @@ class NixlCarrier:
         """Give everything back."""
         landing, self.landing = self.landing, None
         if landing is not None:
-            self._peers.give_back(self._peer, landing, self.begun, is_broken=self._is_broken)
+            self._peers.give_back(self._peer, landing, is_broken=self._is_broken)
 
 
 class NixlSlots:
@@ -135,10 +118,11 @@ class NixlSlots:
         Raises InvalidRequest, ManifestMismatch; TransportFailed; TimeoutError, Interrupted, OSError.
         """
         carrier = self._carrier
+        assert carrier.landing is not None
         told = ToldChunk(self._body, target, self._terms.block_size)
         remote = Ranged(carrier.bases, told.blocks, told.block_size, told.origin, target.row_bytes)
-        landed = _Landed(carrier, told, remote)
-        direct, num_said = self._direct(target, remote), 0
+        landed = LandedReads(carrier.landing, told, remote, carrier.prepare)
+        num_said = 0
         try:
             for position, batch in enumerate(told.batches):
                 num_new = position - num_said
@@ -146,12 +130,8 @@ class NixlSlots:
                     carrier.tell()
                     num_said = position
                 told.wait(position)
-                wait = partial(self._wait, Section(batch.num_bytes, taken_bytes=1))
-                if direct is not None and carrier.reads_at_once:
-                    carrier.reads_at_once = direct.read(batch, wait)
-                    target.digest(batch)
-                else:
-                    target.copy_in(batch, landed.next(position, wait))
+                section = Section(batch.num_bytes, taken_bytes=1)
+                target.copy_in(batch, landed.next(position, partial(self._wait, section)))
                 carrier.read_bytes += batch.num_bytes
             # After the last one comes the answer, which says the same.
             if target.chunk != self._last_chunk:
@@ -159,61 +139,9 @@ class NixlSlots:
         except ReadFailed as exc:
             carrier.broken()
             raise TransportFailed(f"KV cannot be read over NIXL: {exc}") from exc
-        finally:
-            if direct is not None:
-                direct.close()
-
-    def _direct(self, target: ChunkBytes, remote: Ranged) -> DirectReads | None:
-        """If the library may write to where the chunk belongs, and its blocks are neighbours."""
-        sink, pool = target.in_pool, self._carrier.pool_for(self._body.stream)
-        if sink is None or pool is None or sink.memory is not pool or target.scattered:
-            return None
-        blocks = sink.blocks(*target.chunk)
-        origin = target.chunk[0] // pool.block_size * pool.block_size
-        local = Ranged(pool.addresses, blocks, pool.block_size, origin, target.row_bytes)
-        return DirectReads(Matched(local, remote), self._carrier.prepare)
+        landed.close()
 
     def _wait(self, section: Section, pause_s: float) -> None:
         if time.monotonic() > self._body.due(section):
             raise TransportFailed("KV did not come over NIXL in its time")
         self._body.stream.pause(pause_s)
-
-
-class _Landed:
-    """Batches of one chunk by way of the landing area: one at a time, or several if reading takes time."""
-
-    def __init__(self, carrier: NixlCarrier, told: ToldChunk, remote: Ranged) -> None:
-        assert carrier.landing is not None
-        self._num_begun = 0
-        self._carrier = carrier
-        self._landing = carrier.landing
-        self._told = told
-        self._remote = remote
-
-    def next(self, position: int, wait: Callable[[float], None]) -> memoryview:
-        """The bytes of a batch; no other was begun unless it came before. wait: so many seconds.
-
-        Raises ReadFailed, and what `wait` raises.
-        """
-        begun, batches = self._carrier.begun, self._told.batches
-        if not begun:
-            self._num_begun = position
-            self._begin()
-        pause_s = SHORTEST_PAUSE_S
-        while not begun[0].done():
-            ahead = min(len(batches), position + NUM_SLOTS)
-            if self._num_begun < ahead and self._told.can_tell(self._num_begun):
-                self._told.wait(self._num_begun)
-                self._begin()
-            else:
-                wait(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        begun.popleft()
-        self._carrier.has_landed = True
-        return self._landing.slot(position)[: batches[position].num_bytes]
-
-    def _begin(self) -> None:
-        remote = self._remote.ranges(self._told.batches[self._num_begun])
-        local = packed(remote, self._landing.address + self._landing.offset(self._num_begun))
-        self._carrier.begun.append(self._carrier.begin(local, remote))
-        self._num_begun += 1

@@ -1,6 +1,6 @@
 """What the two sides of the NIXL transport say to each other beside what every PUT says.
 
-    X-Handoff-Nixl: <block size>/<introduction bytes>/<token>/<pid namespace>
+    X-Handoff-Nixl: <block size>/<introduction bytes>/<token>
     PUT body: header | introduction | u32 u32 ... (`shared.kv.told_chunk`) | trailer
 
 The introduction comes with the first PUT of a connection: the library's metadata of the prefill worker, and where
@@ -23,27 +23,21 @@ TOKEN_BYTES = 8
 MAX_INTRODUCTION_BYTES = 1024 * 1024
 
 _MAX_BLOCK_SIZE = 1 << 20
-_FIELDS = re.compile(
-    rf"([1-9][0-9]{{0,6}})/(0|[1-9][0-9]{{0,6}})/([0-9a-f]{{{2 * TOKEN_BYTES}}})/(0|[1-9][0-9]{{0,19}})"
-)
+_FIELDS = re.compile(rf"([1-9][0-9]{{0,6}})/(0|[1-9][0-9]{{0,6}})/([0-9a-f]{{{2 * TOKEN_BYTES}}})")
 _SIZES = struct.Struct("<II")
 _NOTICE = struct.Struct(f"<{TOKEN_BYTES}sQ")
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The head's field. block_size: of prefill's pool. token: stands for the connection in notices.
-
-    pid_namespace: prefill's; 0 if that is not known.
-    """
+    """The head's field. block_size: of prefill's pool. token: stands for the connection in notices."""
 
     block_size: int
     introduction_bytes: int
     token: bytes
-    pid_namespace: int = 0
 
     def __str__(self) -> str:
-        return f"{self.block_size}/{self.introduction_bytes}/{self.token.hex()}/{self.pid_namespace}"
+        return f"{self.block_size}/{self.introduction_bytes}/{self.token.hex()}"
 
     @classmethod
     def parse(cls, text: str) -> Terms:
@@ -51,7 +45,7 @@ class Terms:
         match = _FIELDS.fullmatch(text)
         if match is None or int(match[1]) > _MAX_BLOCK_SIZE or int(match[2]) > MAX_INTRODUCTION_BYTES:
             raise InvalidRequest(f"{HEADER} cannot be read")
-        return cls(int(match[1]), int(match[2]), bytes.fromhex(match[3]), int(match[4]))
+        return cls(int(match[1]), int(match[2]), bytes.fromhex(match[3]))
 
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """Length of the PUT's body."""

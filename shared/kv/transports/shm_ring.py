@@ -20,7 +20,7 @@ from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
 from shared.kv.carrier import Body
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
-from shared.kv.pieces import ChunkBytes, Scratch, num_batches
+from shared.kv.pieces import ChunkBytes, num_batches
 from shared.kv.section import Section, read_section
 from shared.kv.segment import Segment, SegmentShape, attach, create
 from shared.kv.stream import Stream
@@ -169,7 +169,6 @@ class SegmentCarrier:
         taken, descriptors[:] = descriptors[:], []
         self.segment = attach(taken, self._shape)
         self.num_emptied = 0
-        self.scratch = Scratch()
 
     def next_put(self, text: str) -> None:
         """Raises InvalidRequest if it is another segment."""
@@ -203,16 +202,10 @@ class SegmentSlots:
 
     def fill(self, target: ChunkBytes) -> None:
         """Batches as the sender fills slots with them. Raises ManifestMismatch."""
-        segment, scratch = self._carrier.segment, self._carrier.scratch
+        segment = self._carrier.segment
         for batch in target.batches(segment.shape.slot_bytes):
             self._wait_filled(batch.num_bytes)
-            content = segment.slot(self._carrier.num_emptied)[: batch.num_bytes]
-            if target.scattered:
-                # Never digested where the peer can change it: it is not what was copied then.
-                memory = scratch.take(batch.num_bytes)
-                memory[:] = content
-                content = memory
-            target.copy_in(batch, content)
+            target.copy_in(batch, segment.slot(self._carrier.num_emptied)[: batch.num_bytes])
             # Its bytes are where they belong: the sender may fill it again.
             self._carrier.num_emptied += 1
             os.eventfd_write(segment.emptied_fd, 1)

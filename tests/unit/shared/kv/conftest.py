@@ -35,7 +35,7 @@ class Listening:
     def __init__(self, book: OneReservation, limits: ReceiveLimits, nixl: NixlAgent | None) -> None:
         self.reports: list[PutReport] = []
         self.reported = threading.Semaphore(0)
-        self.nixl = NixlPeers(nixl, book.pool.memory) if nixl else None
+        self.nixl = NixlPeers(nixl) if nixl else None
         self.listener = KvListener(
             "127.0.0.1",
             0,

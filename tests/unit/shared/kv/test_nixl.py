@@ -59,7 +59,8 @@ def test_memory_waits_for_reads_that_outlive_their_connection(nixl: Agents, *, f
     peers = NixlPeers(nixl.receiving)
     name, landing = peers.take(metadata)
     read = Slow(fails=fails)
-    peers.give_back(name, landing, [read], is_broken=False)
+    landing.begun = [(read, 0)]
+    peers.give_back(name, landing, is_broken=False)
     other_name, other = peers.take(metadata)
     assert name == other_name
     assert landing is not other
@@ -67,7 +68,7 @@ def test_memory_waits_for_reads_that_outlive_their_connection(nixl: Agents, *, f
     again = peers.take(metadata)[1]
     assert landing is again
     for held in (other, again):
-        peers.give_back(name, held, [], is_broken=False)
+        peers.give_back(name, held, is_broken=False)
     peers.close()
 
 
@@ -77,13 +78,14 @@ def test_unended_reads_are_bounded(nixl: Agents) -> None:
     reads = [Slow() for _ in range(64)]
     for read in reads:
         name, landing = peers.take(nixl.sending.metadata())
-        peers.give_back(name, landing, [read], is_broken=False)
+        landing.begun = [(read, 0)]
+        peers.give_back(name, landing, is_broken=False)
     with pytest.raises(ReadFailed, match="too many"):
         peers.take(nixl.sending.metadata())
     for read in reads:
         read.end()
     name, landing = peers.take(nixl.sending.metadata())
-    peers.give_back(name, landing, [], is_broken=False)
+    peers.give_back(name, landing, is_broken=False)
     peers.close()
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import select
 import threading
-import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
 from shared.errors import ReservationGone, TransportFailed
+from shared.kv import told_chunk
 from shared.kv.limits import ReceiveLimits
 from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.receiver import KvListener
@@ -19,8 +18,9 @@ from shared.kv.sender import KvSender
 from shared.kv.shape import KvShape
 from shared.kv.transports.nixl import NixlTransport
 from shared.kv.transports.nixl_agent import Prepared, Read, ReadFailed
+from shared.kv.transports.nixl_landing import LANDING_BYTES, NUM_SLOTS, Landing
 from shared.kv.transports.nixl_notices import Notices
-from shared.kv.transports.nixl_peers import Landing, NixlPeers
+from shared.kv.transports.nixl_peers import NixlPeers
 from shared.kv.transports.nixl_wire import TOKEN_BYTES, pack_notice
 from shared.kv.transports.tcp import TcpTransport
 from tests.unit.shared.kv.blobs import Pool, expected, manifest_for
@@ -70,23 +70,25 @@ def test_memory_is_given_out_once_whatever_fails(nixl: Agents) -> None:
     with closing(peers):
         (name, first), (_, second) = peers.take(metadata), peers.take(metadata)
         slow = Slow()
-        peers.give_back(name, first, [slow], is_broken=False)
-        peers.give_back(name, second, [Odd()], is_broken=False)
+        first.begun = [(slow, 0)]
+        peers.give_back(name, first, is_broken=False)
+        second.begun = [(Odd(), 0)]
+        peers.give_back(name, second, is_broken=False)
         slow.end()
         with pytest.raises(RuntimeError, match="a bug"):
             peers.take(metadata)
         held = [peers.take(metadata)[1] for _ in range(3)]
         assert 3 == len({id(landing) for landing in held})
         for landing in held:
-            peers.give_back(name, landing, [], is_broken=False)
+            peers.give_back(name, landing, is_broken=False)
 
 
 class Failing(NixlPeers):
     """Cannot take anything back."""
 
-    def give_back(self, name: str, landing: Landing, begun: Sequence[Read], *, is_broken: bool) -> None:
+    def give_back(self, name: str, landing: Landing, *, is_broken: bool) -> None:
         """A bug."""
-        super().give_back(name, landing, begun, is_broken=is_broken)
+        super().give_back(name, landing, is_broken=is_broken)
         raise RuntimeError("a bug")
 
 
@@ -183,57 +185,72 @@ class Unending:
         return self.reads[-1]
 
 
-def test_blocks_wait_for_a_read_that_goes_to_them(
+def test_a_cancelled_reservation_has_its_blocks_at_once(
     listen: Listen, nixl: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancelled reservation keeps its blocks while the library may still write there, and no longer."""
+    """Though a read goes on: it never goes to a block. What it goes to is given to nobody until it has ended."""
     book = OneReservation(WIDE, Pool(WIDE.shape, num_tokens=512, block_size=256))
-    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    listening = listen(book)
+    handoff = granted(listening.listener.offer("127.0.0.1"))
     source = Pool(WIDE.shape, num_tokens=512, block_size=256, seed=1)
     transport = NixlTransport(source.memory, nixl.sending)
     transport.self_test()
     send = Send(handoff, "r1", manifest_for(WIDE, chunk_size=0), source.views(), finished())
-    unending = Unending()
+    unending, peers = Unending(), listening.nixl
+    assert peers is not None
+    monkeypatch.setattr(Prepared, "read", unending.begin)
     with closing(KvSender(SECRET, [transport], SendTimeouts())) as sender, ThreadPoolExecutor() as threads:
-        sender.send(send)
-        assert source.content() == book.pool.content()
-        book.committed.clear()
-        book.released.clear()
-        monkeypatch.setattr(Prepared, "read", unending.begin)
         sending = threads.submit(sender.send, send)
         assert unending.begun.wait(WAIT_S)
         book.cancel()
-        assert not book.released.wait(0.2)
-        for read in unending.reads:
-            read.end()
         assert book.released.wait(WAIT_S)
         with pytest.raises(ReservationGone):
             sending.result(WAIT_S)
-    assert 1 == len(unending.reads)
+    listening.next_report()
+    name, other = peers.take(nixl.sending.metadata())
+    assert 2 * LANDING_BYTES == peers.landing_bytes
+    for read in unending.reads:
+        read.end()
+    peers.give_back(name, other, is_broken=False)
 
 
-def test_after_a_slow_read_the_rest_of_the_put_lands(
+class Reluctant(Read):
+    """A read that takes its time, though the library has ended it at once. under_way: slots, most: of them."""
+
+    def __init__(self, read: Read, under_way: list[Read], most: list[int]) -> None:
+        self._read = read
+        self._left = 3
+        self._under_way = under_way
+        under_way.append(self)
+        most[0] = max(most[0], len(under_way))
+
+    def done(self) -> bool:
+        """At the fourth time of asking."""
+        self._left -= 1
+        if self._left < 0 and self._read.done():
+            self._under_way.remove(self)
+            return True
+        return False
+
+
+def test_reads_that_take_time_go_on_beside_each_other(
     listen: Listen, nixl: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no more than that: one hiccup of the host used to count for as long as the connection lasted."""
+    """Each to a slot of its own, as many as there are, and the bytes arrive where they belong."""
     book = reservation()
     handoff = granted(listen(book).listener.offer("127.0.0.1"))
     source = Pool(book.want.shape, num_tokens=10, seed=1)
-    read, pauses_s, num_direct = Prepared.read, [0.1, 0.0, 0.0, 0.0], 0
-
-    def slow_first(prepared: Prepared, first: int, last: int) -> Read:
-        nonlocal num_direct
-        num_direct += 1
-        time.sleep(pauses_s.pop(0))
-        return read(prepared, first, last)
-
-    monkeypatch.setattr(Prepared, "read", slow_first)
     transport = NixlTransport(source.memory, nixl.sending)
     transport.self_test()
+    read, under_way, most = Prepared.read, list[Read](), [0]
+
+    def reluctant(prepared: Prepared, local_first: int, remote_first: int, num_ranges: int) -> Read:
+        return Reluctant(read(prepared, local_first, remote_first, num_ranges), under_way, most)
+
+    monkeypatch.setattr(Prepared, "read", reluctant)
+    # Batches of two rows, so that a tensor takes several.
+    monkeypatch.setattr(told_chunk, "TOLD_BATCH_BYTES", 2 * book.want.shape.row_bytes)
     with closing(KvSender(SECRET, [transport], SendTimeouts())) as sender:
-        # Three chunks each: the connection's first one lands, the second is slow.
-        for total in (1, 4):
-            sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
-            assert source.content() == book.pool.content()
-            assert total == num_direct
-            book.committed.clear()
+        sender.send(Send(handoff, "r1", manifest_for(expected(), chunk_size=0), source.views(), finished()))
+    assert source.content() == book.pool.content()
+    assert ([], [NUM_SLOTS]) == (under_way, most)
