@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_GRAMMAR_CHARS = 1 << 18
 MAX_TIMEOUT_S = 86_400.0
 

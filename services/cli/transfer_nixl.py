@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import select
 import socket
 import struct
@@ -12,6 +11,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from shared.kv.host_memory import own_memory
 from shared.kv.pool_memory import address_of
 from shared.kv.transports.nixl_agent import NixlAgent
 
@@ -27,7 +27,7 @@ def sending(port: int, total_bytes: int, stack: ExitStack) -> Callable[[int], fl
     Raises TransportUnavailable without the library.
     """
     agent = NixlAgent()
-    memory = memoryview(mmap.mmap(-1, total_bytes))
+    memory = memoryview(own_memory(total_bytes))
     memory[:] = b"\1" * total_bytes
     stack.callback(memory.release)
     address, _ = address_of(memory)
@@ -53,7 +53,7 @@ def receive(listening: socket.socket, total_bytes: int) -> None:
     sock, _ = listening.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     agent = NixlAgent()
-    memory = memoryview(mmap.mmap(-1, total_bytes))
+    memory = memoryview(own_memory(total_bytes))
     memory[:] = bytes(total_bytes)
     own, _ = address_of(memory)
     registered = agent.register((own, total_bytes))

@@ -48,9 +48,9 @@ class PrefillSettings(WorkerSettings):
     kv_save_bytes: int = Field(1 << 30, ge=1 << 16, description="Most bytes kept there; the oldest go first.")
 
     @property
-    def shm_budget_bytes(self) -> int:
-        """Most shared memory for sending KV from a pool that peers cannot map."""
-        return self.kv_shm_bytes
+    def shm_budget_bytes(self) -> int | None:
+        """Most shared memory for sending KV from a pool that peers cannot map; None if that is not wanted."""
+        return self.kv_shm_bytes if self.shares_pool else None
 
     @property
     def shares_pool(self) -> bool:

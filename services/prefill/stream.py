@@ -66,6 +66,7 @@ class PrefillStream:
             grammar = await worker.grammars.state_for(self._work)
             self._request = EngineRequest(worker.engine, self._work, Mode.PREFILL, self._progress, grammar)
             self._admitted = await self._request.admitted()
+            worker.blocks_in_use(self._admitted.blocks)
         except ServingError as exc:
             self._ending = exc.code
             raise

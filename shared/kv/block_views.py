@@ -31,7 +31,7 @@ def block_runs(block_table: Sequence[int], block_size: int, start: int, end: int
     blocks = list(block_table[first : -(-end // block_size)])
     if start < end and blocks == list(range(blocks[0], blocks[0] + len(blocks))):
         # As nearly always. Going through the blocks of 1,024 tokens one by one takes a tenth of a millisecond.
-        origin = (blocks[0] - first) * block_size
+        origin = (int(blocks[0]) - first) * block_size
         return [(origin + start, origin + end)]
     runs: list[tuple[int, int]] = []
     position = start

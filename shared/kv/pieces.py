@@ -145,8 +145,8 @@ class ChunkBytes:
         rows = source.adjacent_rows(batch.tensors, start, end)
         if rows is not None and self.in_pool is not None and not self.scattered:
             self.in_pool.copy_in(batch.tensors, batch.start, batch.end, rows)
-            # Afterwards, so that a block which the peer has given to another sequence meanwhile is found out: its
-            # content does not come back. Where it was read it is in the caches; the copy went past them.
+            # Where it was read it is in the caches; the copy went past them. Afterwards, so that a block which the
+            # peer has given to another sequence meanwhile is found out: it does not change back that soon.
             self._digest_rows(batch, rows)
             return
         memory = scratch.take(batch.num_bytes)

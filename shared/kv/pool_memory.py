@@ -35,13 +35,6 @@ class PoolMemory:
         self.block_size = block_size
         self.shared = shared
 
-    @classmethod
-    def of_shared(
-        cls, shared: SharedMemory, num_regions: int, num_blocks: int, block_size: int
-    ) -> PoolMemory:
-        """A pool that peers may map."""
-        return cls(shared.content, num_regions, num_blocks, block_size, shared)
-
     @property
     def extent(self) -> tuple[int, int]:
         """(address, length) of all of it."""

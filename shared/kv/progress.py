@@ -68,8 +68,9 @@ class Progress:
         first = FirstTokens(tuple(first_tokens), tuple(finished))
         with self._changed:
             if self._first is None and self._cancelled is None:
-                self._first = first
+                # In this order: `_wait` looks at `_first` without the lock, and whoever knows it asks for the time.
                 self._finished_at = self._clock()
+                self._first = first
                 self._changed.notify_all()
 
     def cancel(self, reason: str) -> None:

@@ -18,7 +18,7 @@ from shared.kv.manifest import Chunk
 from shared.kv.pieces import ChunkBytes, num_batches
 from shared.kv.section import Section, read_section
 
-# Read at once, then digested: larger than what travels through the kernel, for each read has its fixed price.
+# Copied or read at once, and then digested: more than goes through the kernel, as each time has its fixed price.
 TOLD_BATCH_BYTES = 2 * 1024 * 1024
 
 _WORD = struct.Struct("<I")

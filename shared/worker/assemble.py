@@ -20,6 +20,7 @@ from shared.engine.kv_cache import CacheShape, KVCache
 from shared.engine.quant_error import QuantProbe
 from shared.engine.runner import Runner
 from shared.engine.step import Limits
+from shared.kv.pages_ahead import PagesAhead
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.shape import KvShape, WireFormat
 from shared.kv.source import KvSink, KvSource
@@ -58,7 +59,13 @@ class Worker:
     kv_source: Callable[[Sequence[int]], KvSource]
     kv_sink: Callable[[Sequence[int]], KvSink]
     pool_memory: PoolMemory | None = None
+    pages_ahead: PagesAhead | None = None
     kv_wire: WireFormat | None = None
+
+    def blocks_in_use(self, blocks: Sequence[int]) -> None:
+        """A request was given these: others will soon be given those after them."""
+        if self.pages_ahead is not None and blocks:
+            self.pages_ahead.reach(max(blocks))
 
 
 def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Callable[[str], None]) -> Worker:
@@ -103,6 +110,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         max_model_len=limits.max_model_len,
     )
     kv, runner = kv_access(cache), Runner(model, cache)
+    pages_ahead = None if kv.memory is None else PagesAhead(kv.memory)
     kv_wire = None if settings.kv_wire == "none" else settings.kv_wire
     if kv_wire is not None:
         probe = QuantProbe(runner, kv, shape)
@@ -122,6 +130,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         kv_source=kv.source,
         kv_sink=kv.sink,
         pool_memory=kv.memory,
+        pages_ahead=pages_ahead,
         kv_wire=kv_wire,
     )
 

@@ -38,11 +38,15 @@ def worker_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         worker.engine.start()
         try:
+            if worker.pages_ahead is not None:
+                await asyncio.to_thread(worker.pages_ahead.take)
             await warm_up(worker)
             async with inner(app):
                 yield
         finally:
             worker.grammars.close()
+            if worker.pages_ahead is not None:
+                worker.pages_ahead.close()
             await asyncio.to_thread(worker.engine.close)
 
     app = new_app(f"handoff {worker.role} worker", lifespan)

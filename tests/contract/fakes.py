@@ -202,7 +202,7 @@ class FakeWorker:
             await self.at("info", None)  # type: ignore[arg-type]
             return Response(
                 WorkerInfo(
-                    protocol=1, role=self.role, name=self.name, boot=f"{self.name}-{self.boot}", model="m",
+                    protocol=2, role=self.role, name=self.name, boot=f"{self.name}-{self.boot}", model="m",
                     fingerprint=self.fingerprint, max_model_len=4096, num_blocks=64, block_size=16,
                     ready=self.ready, draining=self.draining, load=self.num_live,
                 ).to_json()

@@ -96,7 +96,7 @@ def zeros(want: Expected) -> tuple[BlockViews, PoolMemory]:
     num_blocks = -(-want.num_tokens // _BLOCK_SIZE)
     num_regions = want.shape.num_layers * len(KINDS)
     shared = SharedMemory(num_regions * num_blocks * _BLOCK_SIZE * want.shape.row_bytes)
-    memory = PoolMemory.of_shared(shared, num_regions, num_blocks, _BLOCK_SIZE)
+    memory = PoolMemory(shared.content, num_regions, num_blocks, _BLOCK_SIZE, shared)
     return BlockViews(memory, range(num_blocks), want.shape.row_bytes), memory
 
 

@@ -1,7 +1,7 @@
 """Reads over NIXL go to a landing area: small, and so in the core's cache, whatever becomes of the read.
 
-A batch is digested there and copied to where it belongs. That is not slower than reading to there at once: the
-kernel writes to the cache then, and the copy goes past it.
+A batch is copied on to where it belongs, and digested. That is not slower than reading to there at once: the kernel
+writes to the cache then, and the copy goes past it.
 """
 
 from __future__ import annotations
@@ -125,11 +125,12 @@ class _Rows:
     """The same rows of all tensors. first: the first batch of them; none has more tensors."""
 
     def __init__(self, landing: Landing, remote: Ranged, first: Batch, prepare: Prepare) -> None:
-        wanted = remote.ranges(first)
-        self._num_pieces = len(wanted) // first.num_tensors
-        self._slot_ranges = len(wanted)
+        ranges = remote.ranges(first.start, first.end)
+        self._num_pieces = len(ranges) // remote.num_tensors
+        self._slot_ranges = first.num_tensors * self._num_pieces
+        wanted = ranges[: self._slot_ranges]
         slots = [packed(wanted, landing.address(slot)) for slot in range(NUM_SLOTS)]
-        self.prepared = prepare(np.concatenate(slots), remote.of_all_tensors(first.start, first.end))
+        self.prepared = prepare(np.concatenate(slots), ranges)
 
     def read(self, batch: Batch, slot: int) -> Read:
         """Begin to read one batch to a slot."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.kv.block_views import block_runs
-from shared.kv.pieces import Batch
 from shared.kv.pool_memory import Addresses
 from shared.kv.transports.nixl_agent import Ranges
 
@@ -29,25 +28,16 @@ class Ranged:
         self._block_size = block_size
         self._origin = origin
         self._row_bytes = row_bytes
-        self._known: dict[tuple[int, int], Ranges] = {}
+        self.num_tensors = len(bases)
 
-    def of_all_tensors(self, start: int, end: int) -> Ranges:
-        """Positions [start, end) of every tensor, in file order, neighbouring blocks joined."""
-        found = self._known.get((start, end))
-        if found is None:
-            runs = block_runs(self._blocks, self._block_size, start - self._origin, end - self._origin)
-            bounds = np.array(runs, dtype=np.uint64) * np.uint64(self._row_bytes)
-            made = np.zeros((len(self._bases), len(runs), 3), dtype=np.uint64)
-            made[:, :, 0] = self._bases[:, None] + bounds[:, 0]
-            made[:, :, 1] = bounds[:, 1] - bounds[:, 0]
-            found = self._known[start, end] = made.reshape(-1, 3)
-        return found
-
-    def ranges(self, batch: Batch) -> Ranges:
-        """Those of a batch."""
-        ranges = self.of_all_tensors(batch.start, batch.end)
-        num_pieces = len(ranges) // len(self._bases)
-        return ranges[batch.first * num_pieces : batch.last * num_pieces]
+    def ranges(self, start: int, end: int) -> Ranges:
+        """Positions [start, end) of each tensor, in file order, neighbouring blocks joined."""
+        runs = block_runs(self._blocks, self._block_size, start - self._origin, end - self._origin)
+        bounds = np.array(runs, dtype=np.uint64) * np.uint64(self._row_bytes)
+        made = np.zeros((self.num_tensors, len(runs), 3), dtype=np.uint64)
+        made[:, :, 0] = self._bases[:, None] + bounds[:, 0]
+        made[:, :, 1] = bounds[:, 1] - bounds[:, 0]
+        return made.reshape(-1, 3)
 
 
 def packed(remote: Ranges, address: int) -> Ranges:

@@ -22,7 +22,7 @@ from shared.kv.transports.nixl_ranges import Ranged
 from shared.kv.transports.nixl_wire import NAME, Introduction, Terms, pack_notice
 
 # A read that follows a notice waits for the peer to have taken it.
-_BATCHES_A_NOTICE = 32
+_BATCHES_A_NOTICE = 16
 
 
 class NixlCarrier:

@@ -12,7 +12,7 @@ from tests.unit.router.test_policy import fingerprint
 def info(boot: str = "b1") -> WorkerInfo:
     """A healthy worker's answer."""
     return WorkerInfo(
-        protocol=1, role="decode", name="d", boot=boot, model="m", fingerprint=fingerprint(), max_model_len=8,
+        protocol=2, role="decode", name="d", boot=boot, model="m", fingerprint=fingerprint(), max_model_len=8,
         num_blocks=4, block_size=2, ready=True, draining=False, load=0,
     )  # fmt: skip
 

@@ -78,7 +78,7 @@ def test_sampling_survives_its_line_bit_for_bit(sampling: Sampling) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"protocol": 2},
+        {"protocol": 3},
         {"request_id": ""},
         {"request_id": "../../x"},
         {"request_id": "a" * 129},

@@ -26,7 +26,7 @@ FINGERPRINT = Fingerprint(
 def info(role: Role, /, **changes: Any) -> WorkerInfo:
     """A healthy worker, but for `changes`."""
     fields: dict[str, Any] = {
-        "protocol": 1,
+        "protocol": 2,
         "role": role,
         "name": role,
         "boot": "b",
@@ -78,7 +78,7 @@ def test_a_healthy_pair_has_nothing_but_ok() -> None:
     ("changes", "found"),
     [
         ({"role": "prefill"}, ("role", "problem")),
-        ({"protocol": 2}, ("protocol", "problem")),
+        ({"protocol": 3}, ("protocol", "problem")),
         ({"ready": False}, ("ready", "problem")),
         ({"load": 3}, ("load", "note")),
         ({"fingerprint": FINGERPRINT.model_copy(update={"dtype": "bfloat16"})}, ("fingerprint", "problem")),

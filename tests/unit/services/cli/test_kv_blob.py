@@ -178,7 +178,7 @@ def test_the_check_and_a_decode_worker_agree(tmp_path: Path, data: st.DataObject
         (struct.pack("<Q", 2) + b"[]", "not a JSON object"),
         (struct.pack("<Q", 2) + b"{}", "the blob has no manifest"),
         (with_fields(lambda f: f.pop("digests")), "lists 10 tensors, its manifest implies 11"),
-        (with_fields(lambda f: f["__metadata__"].update(protocol="2")), "protocol is not 1"),
+        (with_fields(lambda f: f["__metadata__"].update(protocol="3")), "protocol is not 2"),
         (with_fields(lambda f: f["first_token"].update(dtype="F32")), "tensor first_token is missing"),
         (with_fields(lambda f: f["__metadata__"].update(num_layers="9" * 15)), "its manifest implies"),
     ],

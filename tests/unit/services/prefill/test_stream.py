@@ -69,6 +69,7 @@ class Serving:
             limits=make_limits(),
             kv_shape=KvShape(3, 2, 16, "F32"),
             kv_source=lambda _: None,
+            blocks_in_use=lambda _: None,
             kv_wire=None,
             fingerprint=SimpleNamespace(digest="f" * 32),
         )

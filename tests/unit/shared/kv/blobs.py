@@ -37,9 +37,8 @@ class Pool:
         rng = random.Random(seed)
         tensors = [(layer, kind) for layer in range(shape.num_layers) for kind in KINDS]
         size = num_blocks * block_size * shape.row_bytes
-        self.memory = PoolMemory.of_shared(
-            SharedMemory(len(tensors) * size), len(tensors), num_blocks, block_size
-        )
+        shared = SharedMemory(len(tensors) * size)
+        self.memory = PoolMemory(shared.content, len(tensors), num_blocks, block_size, shared)
         self.buffers: dict[tuple[int, Kind], memoryview] = dict(
             zip(tensors, self.memory.regions, strict=True)
         )

@@ -57,7 +57,7 @@ def test_every_field_is_needed(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("protocol", "2"),
+        ("protocol", "3"),
         ("epoch", "-1"),
         ("epoch", "1_0"),
         ("epoch", " 1"),
