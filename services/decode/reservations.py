@@ -2,7 +2,7 @@
 
 A reservation is in one of these states; every change is made under its lock:
 
-    OPEN ──claim──> CLAIMED ──commit──> COMMITTED        KV is injected, the engine goes on
+    OPEN ──claim──> CLAIMED ──commit──> COMMITTED        KV is injected; at `release` the engine goes on
       ^                │
       └────release─────┘  (the PUT failed; another prefill worker may try)
 
@@ -19,6 +19,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
 from shared.engine.engine import Engine
 from shared.engine.sequence import Group
@@ -55,6 +56,7 @@ class Reservation:
         self._lock = threading.Lock()
         self._state = _State.OPEN
         self._abort: Callable[[], None] | None = None
+        self._go_on: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._released: asyncio.Future[None] | None = None
 
@@ -104,7 +106,7 @@ class Reservation:
             if not ended
         }
         is_exact = received.kv_wire is None or not received.kv_bytes
-        self._engine.received(self._group, going_on, is_exact=is_exact)
+        self._go_on = partial(self._engine.received, self._group, going_on, is_exact=is_exact)
 
     def _release(self) -> None:
         with self._lock:
@@ -112,6 +114,9 @@ class Reservation:
             if self._state is _State.CLAIMED:
                 self._state = _State.OPEN
             released = self._released
+            go_on, self._go_on = self._go_on, None
+        if go_on is not None:
+            go_on()
         if released is not None:
             self._loop.call_soon_threadsafe(released.set_result, None)
 

@@ -50,11 +50,14 @@ class Claim(Protocol):
         ...
 
     def commit(self, received: Received) -> None:
-        """Hand the filled memory over; returns when the engine has injected it. May raise ReservationGone."""
+        """Hand the filled memory over; it is the engine's after `release`. May raise ReservationGone."""
         ...
 
     def release(self) -> None:
-        """The attempt is over and writes nothing more. Called exactly once, last, whatever happened."""
+        """The attempt is over and writes nothing more. Called exactly once, last, whatever happened.
+
+        After a commit it is now that the engine goes on.
+        """
         ...
 
 

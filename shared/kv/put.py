@@ -54,16 +54,15 @@ def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimit
     began = time.monotonic()
     put = _Put(peer, book, secret, limits)
     error: Exception | None = None
+    status: int = HTTPStatus.OK
     try:
         put.receive()
     except Exception as exc:  # noqa: BLE001 - answered as 500 and reported, whatever it is
         error = exc
-    status, body = answer_of(put.received, error)
-    keeps = status == HTTPStatus.OK and put.keeps
-    if keeps:
-        keeps = say_and_keep(peer.stream, status, body, limits)
-    elif status:
-        say_last_word(peer.stream, status, body, limits)
+        status, body = answer_of(None, exc)
+        put.keeps = False
+        if status:
+            say_last_word(peer.stream, status, body, limits)
     report = PutReport(
         status=status,
         transport=put.transport,
@@ -73,7 +72,7 @@ def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimit
         error=error,
         duration_s=time.monotonic() - began,
     )
-    return report, keeps
+    return report, put.keeps
 
 
 def _too_slow() -> NotAPut:
@@ -113,8 +112,9 @@ class _Put:
             self.transport = self._carrier.name
         claim = self._book.claim(ticket)
         try:
-            self._fill(claim, head, length, early)
+            self._answer(self._fill(claim, head, length, early))
         finally:
+            # After the answer: whoever takes the KV over may compute on this core from now on.
             claim.release()
 
     def _check_head(self, head: RequestHead) -> int:
@@ -138,8 +138,16 @@ class _Put:
             raise Unauthorized("the KV ticket is for another hand-off")
         return ticket
 
-    def _fill(self, claim: Claim, head: RequestHead, length: int, early: bytes) -> None:
-        """Everything that happens while the claim is held."""
+    def _answer(self, received: Received) -> None:
+        """That the KV is there. If the peer does not hear it, nothing is lost but the connection."""
+        status, body = answer_of(received, None)
+        if self.keeps:
+            self.keeps = say_and_keep(self._stream, status, body, self._limits)
+        else:
+            say_last_word(self._stream, status, body, self._limits)
+
+    def _fill(self, claim: Claim, head: RequestHead, length: int, early: bytes) -> Received:
+        """From the first byte of the body to the commit."""
         least, most = total_bytes_bounds(claim.expected, self._limits.max_header_bytes)
         if length > most:
             raise TooLarge(f"the KV of this reservation is at most {most} bytes long")
@@ -160,6 +168,7 @@ class _Put:
             raise
         claim.commit(received)
         self.received = received
+        return received
 
     def _read_body(self, claim: Claim, length: int, early: bytes) -> Received:
         pace = Pace(self._limits)
