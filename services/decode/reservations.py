@@ -97,7 +97,9 @@ class Reservation:
             if self._state is not _State.CLAIMED:
                 raise ReservationGone("the reservation was cancelled")
             self.received = received
+            self._abort = None  # nothing is written any more
             if self._engine is None:
+                self._state = _State.OPEN
                 return
             self._state = _State.COMMITTED
         going_on = {
@@ -108,15 +110,19 @@ class Reservation:
         is_exact = received.kv_wire is None or not received.kv_bytes
         self._go_on = partial(self._engine.received, self._group, going_on, is_exact=is_exact)
 
-    def _release(self) -> None:
+    def _go_on_now(self) -> None:
+        """After a commit, which another attempt may have followed if this is a probe."""
+        go_on, self._go_on = self._go_on, None
+        if go_on is not None:
+            go_on()
+
+    def _give_up(self) -> None:
+        """An attempt has failed."""
         with self._lock:
             self._abort = None
             if self._state is _State.CLAIMED:
                 self._state = _State.OPEN
             released = self._released
-            go_on, self._go_on = self._go_on, None
-        if go_on is not None:
-            go_on()
         if released is not None:
             self._loop.call_soon_threadsafe(released.set_result, None)
 
@@ -126,6 +132,7 @@ class Claim:
 
     def __init__(self, reservation: Reservation) -> None:
         self._reservation = reservation
+        self._has_committed = False
 
     @property
     def expected(self) -> Expected:
@@ -140,9 +147,13 @@ class Claim:
 
     def commit(self, received: Received) -> None:
         self._reservation._commit(received)
+        self._has_committed = True
 
     def release(self) -> None:
-        self._reservation._release()
+        if self._has_committed:
+            self._reservation._go_on_now()
+        else:
+            self._reservation._give_up()
 
 
 class Book:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from shared.errors import HandoffError, ReservationGone
@@ -49,6 +50,13 @@ class OneReservation:
         self.num_claims += 1
         return OneClaim(self)
 
+    def settled(self) -> tuple[int, int]:
+        """Claims, and those of them that were released; the last one may be only after its answer."""
+        due = time.monotonic() + 10
+        while self.num_releases < self.num_claims and time.monotonic() < due:
+            time.sleep(0.001)
+        return self.num_claims, self.num_releases
+
     def cancel(self) -> None:
         """What the owner does when the client leaves."""
         self.gone = True
@@ -62,6 +70,7 @@ class OneClaim(BlockViews):
     def __init__(self, book: OneReservation) -> None:
         super().__init__(book.pool.memory, book.pool.block_table, book.pool.shape.row_bytes)
         self._book = book
+        self._has_committed = False
         self.expected = book.want
         self.sink = self
 
@@ -88,9 +97,12 @@ class OneClaim(BlockViews):
         if self._book.on_commit is not None:
             self._book.on_commit(received)
         self._book.committed.append(received)
+        self._book.held = False
+        self._has_committed = True
 
     def release(self) -> None:
-        assert self._book.held
-        self._book.held = False
+        if not self._has_committed:
+            assert self._book.held
+            self._book.held = False
         self._book.num_releases += 1
         self._book.released.set()

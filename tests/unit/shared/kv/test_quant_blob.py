@@ -174,7 +174,7 @@ def test_kv_that_cannot_be_quantised_is_sent_exact(listen: Listen, number: np.fl
     for _ in range(2):
         listening.next_report()
     assert [200, 400] == sorted(report.status for report in listening.reports)
-    assert (2, 2) == (book.num_claims, book.num_releases)
+    assert (2, 2) == book.settled()
 
 
 def test_long_chunks_are_cut() -> None:

@@ -46,7 +46,7 @@ def test_kv_and_first_tokens_arrive(listen: Listen, from_token: int) -> None:
     assert (10 - from_token) * SHAPE.bytes_per_token == stats.kv_bytes
     assert source.content(from_token) == book.pool.content(from_token)
     assert (200, "h1", "r1", None) == (report.status, report.handoff_id, report.request_id, report.error)
-    assert (1, 1) == (book.num_claims, book.num_releases)
+    assert (1, 1) == book.settled()
 
 
 def test_chunks_travel_while_later_ones_compute(listen: Listen) -> None:
@@ -191,4 +191,4 @@ def test_commit_may_still_refuse(listen: Listen) -> None:
     listening.next_report()
     assert (500, RuntimeError) == (listening.next_report().status, type(listening.reports[1].error))
     send(listening.port, manifest, source.views(), finished())
-    assert (3, 3) == (book.num_claims, book.num_releases)
+    assert (3, 3) == book.settled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,6 +19,7 @@ from shared.errors import (
 from shared.kv.outgoing import SendTimeouts
 from shared.kv.progress import Progress, TransferCancelled
 from tests.unit.shared.kv.blobs import SHAPE, Pool, expected, manifest_for
+from tests.unit.shared.kv.book import OneClaim
 from tests.unit.shared.kv.conftest import Listen
 from tests.unit.shared.kv.transfer import (
     BIG,
@@ -48,7 +50,7 @@ def test_cancelled_reservation_stops_the_receive(listen: Listen) -> None:
             sending.result(WAIT_S)
     assert at_release == book.pool.snapshot()
     assert [(0, 4)] == book.filled
-    assert (1, 1) == (book.num_claims, book.num_releases)
+    assert (1, 1) == book.settled()
 
 
 def test_sender_cancel_while_waiting_for_compute(listen: Listen) -> None:
@@ -182,3 +184,22 @@ def test_close_ends_what_is_in_flight(listen: Listen) -> None:
             sending.result(WAIT_S)
     assert listening.listener.close()
     assert 0 == listening.listener.num_connections
+
+
+def test_the_answer_comes_before_the_release(listen: Listen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one core an answer would wait for the step that an engine computes as soon as it is told."""
+    book = reservation()
+    listening = listen(book)
+    answered = threading.Event()
+    release = OneClaim.release
+    in_time = []
+
+    def late(claim: OneClaim) -> None:
+        in_time.append(answered.wait(WAIT_S))
+        release(claim)
+
+    monkeypatch.setattr(OneClaim, "release", late)
+    send(listening.port, manifest_for(expected()), Pool(SHAPE, num_tokens=10, seed=1).views(), finished())
+    answered.set()
+    assert 200 == listening.next_report().status
+    assert [True] == in_time

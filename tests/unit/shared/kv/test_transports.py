@@ -241,7 +241,7 @@ def test_foreign_manifest_is_refused(listen: Listen, sender_to: SenderOver) -> N
     with closing(sender_to(source)) as sender, pytest.raises(ManifestMismatch):
         put(sender, listen(book), manifest_for(expected()), source.views(), finished())
     assert before == book.pool.snapshot()
-    assert (1, 1) == (book.num_claims, book.num_releases)
+    assert (1, 1) == book.settled()
 
 
 @pytest.mark.parametrize("over", ["unix", "tcp"])
