@@ -56,7 +56,6 @@ class Reservation:
         self._lock = threading.Lock()
         self._state = _State.OPEN
         self._abort: Callable[[], None] | None = None
-        self._go_on: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._released: asyncio.Future[None] | None = None
 
@@ -89,7 +88,8 @@ class Reservation:
         if is_gone:
             abort()
 
-    def _commit(self, received: Received) -> None:
+    def _commit(self, received: Received) -> Callable[[], None]:
+        """Returns what remains to be done when the attempt is over: to tell the engine."""
         tokens, finished = received.first.token_ids, received.first.finished
         if any(not 0 <= token < self._vocab_size for token in tokens):
             raise ManifestMismatch("a first token is outside the vocabulary")
@@ -100,7 +100,7 @@ class Reservation:
             self._abort = None  # nothing is written any more
             if self._engine is None:
                 self._state = _State.OPEN
-                return
+                return lambda: None
             self._state = _State.COMMITTED
         going_on = {
             choice: token
@@ -108,13 +108,7 @@ class Reservation:
             if not ended
         }
         is_exact = received.kv_wire is None or not received.kv_bytes
-        self._go_on = partial(self._engine.received, self._group, going_on, is_exact=is_exact)
-
-    def _go_on_now(self) -> None:
-        """After a commit, which another attempt may have followed if this is a probe."""
-        go_on, self._go_on = self._go_on, None
-        if go_on is not None:
-            go_on()
+        return partial(self._engine.received, self._group, going_on, is_exact=is_exact)
 
     def _give_up(self) -> None:
         """An attempt has failed."""
@@ -132,7 +126,7 @@ class Claim:
 
     def __init__(self, reservation: Reservation) -> None:
         self._reservation = reservation
-        self._has_committed = False
+        self._at_release: Callable[[], None] = reservation._give_up
 
     @property
     def expected(self) -> Expected:
@@ -146,14 +140,10 @@ class Claim:
         self._reservation._attach(abort)
 
     def commit(self, received: Received) -> None:
-        self._reservation._commit(received)
-        self._has_committed = True
+        self._at_release = self._reservation._commit(received)
 
     def release(self) -> None:
-        if self._has_committed:
-            self._reservation._go_on_now()
-        else:
-            self._reservation._give_up()
+        self._at_release()
 
 
 class Book:

@@ -67,7 +67,7 @@ class DecodeStream:
             grammar = await worker.grammars.state_for(self.work)
             self._request = EngineRequest(worker.engine, self.work, mode, grammar=grammar)
             admitted = await self._request.admitted()
-            self._context.worker.blocks_in_use(admitted.blocks)
+            worker.blocks_in_use(admitted.blocks)
         except ServingError as exc:
             self._ending = exc.code
             raise

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 import numpy as np
 
@@ -63,12 +62,8 @@ class Landing:
             self._mapping.close()
 
 
-class Prepare(Protocol):
-    """Has the library look up ranges of ours and of the peer's. Raises ReadFailed."""
-
-    def __call__(self, local: Ranges, remote: Ranges) -> Prepared:
-        """For reads of parts of them."""
-        ...
+# Has the library look up ranges of ours and of the peer's. Raises ReadFailed.
+Prepare = Callable[[Ranges, Ranges], Prepared]
 
 
 class LandedReads:
