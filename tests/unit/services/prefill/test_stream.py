@@ -36,10 +36,12 @@ class StubbornSender:
 
     def send(self, send: Send) -> None:
         self.begun.set()
-        send.progress.wait_finished(WAIT_S)
         stopped = threading.Event()
-        with suppress(TransferCancelled), send.progress.interrupting(stopped.set):
-            stopped.wait(WAIT_S)
+        # Already the wait may learn of it, if this thread wakes up late.
+        with suppress(TransferCancelled):
+            send.progress.wait_finished(WAIT_S)
+            with send.progress.interrupting(stopped.set):
+                stopped.wait(WAIT_S)
         self.told.set()
         self.let_go.wait(WAIT_S)
         raise TransferCancelled("told to")
@@ -127,6 +129,7 @@ async def test_blocks_wait_for_the_thread_that_reads_them(serving: Serving) -> N
     with ThreadPoolExecutor(1) as senders:
         stream = serving.stream(senders)
         await left_after_first(stream)
+        assert await asyncio.to_thread(serving.sender.begun.wait, WAIT_S)
         closing = asyncio.ensure_future(stream.aclose())
         assert await asyncio.to_thread(serving.sender.told.wait, WAIT_S)
         assert not closing.done()
