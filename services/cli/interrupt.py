@@ -19,9 +19,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def unwound_by_signals(grace_s: float, *, at_last: Callable[[], object]) -> Iterator[None]:
     """The first of SIGNALS raises KeyboardInterrupt within; one that was ignored, as by nohup, stays so.
 
-    If unwinding takes longer than `grace_s` the process ends with status 0 where it is, after `at_last`: the hub's
-    client waits for its threads, however much they have to download yet. A later start goes on from there.
-    In the main thread only.
+    If unwinding takes longer than `grace_s`, the end of the interpreter included, the process ends with status 0
+    where it is, after `at_last`: the hub's client and the interpreter wait for threads, however much they have to
+    download yet. A later start goes on from there. In the main thread only.
     """
     end = threading.Timer(grace_s, _end, (at_last,))
     end.daemon = True
@@ -45,7 +45,6 @@ def unwound_by_signals(grace_s: float, *, at_last: Callable[[], object]) -> Iter
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        end.cancel()
 
 
 def _end(at_last: Callable[[], object]) -> None:

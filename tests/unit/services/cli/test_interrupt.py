@@ -48,10 +48,19 @@ with ThreadPoolExecutor() as pool:
     pool.submit(time.sleep, 600)
     ready()
 """
+# Nobody waits for them but the interpreter, at its end. So it is as well if the signal comes between two lines of
+# `ThreadPoolExecutor.__exit__`.
+_THREADS_LEFT = """
+pool = ThreadPoolExecutor()
+pool.submit(time.sleep, 600)
+ready()
+while True: time.sleep(60)
+"""
+_BODIES = {"download": _DOWNLOAD, "convert": _CONVERT, "threads": _THREADS, "threads left": _THREADS_LEFT}
 
 
 @pytest.mark.parametrize("how", SIGNALS)
-@pytest.mark.parametrize("body", [_DOWNLOAD, _CONVERT, _THREADS], ids=["download", "convert", "threads"])
+@pytest.mark.parametrize("body", _BODIES.values(), ids=_BODIES)
 def test_a_signal_while_the_model_is_prepared_ends_it_with_status_0(
     how: signal.Signals, body: str, tmp_path: Path
 ) -> None:
