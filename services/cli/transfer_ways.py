@@ -1,7 +1,7 @@
 """Ways to bring bytes from one process to another, each measured alike: from the call to the receiver's last word.
 
 One process sends, one (`serve`) receives, each on its own core. A way is asked for a number of tokens and returns
-the seconds it took. The KV transports run as in the workers: sent, verified by digest, injected into a block pool.
+the seconds it took. The KV transports run as in the workers (`services.cli.transfer_kv`).
 """
 
 from __future__ import annotations
@@ -9,119 +9,31 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from threading import Thread
 from typing import Any
 
 from services.cli import transfer_nixl
-from shared.kv.block_views import BlockViews
-from shared.kv.book import Received
-from shared.kv.host_memory import own_memory
+from services.cli.transfer_kv import SECRET, SHAPE, Book, Pool, Setup, Way, kv_way, opened
 from shared.kv.limits import ReceiveLimits
-from shared.kv.manifest import Expected, Manifest, plan_chunks
-from shared.kv.outgoing import Send, SendTimeouts
-from shared.kv.pool_memory import PoolMemory
-from shared.kv.progress import Progress
+from shared.kv.outgoing import SendTimeouts
 from shared.kv.put import PutReport
-from shared.kv.receiver import KvListener, Offer
+from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
-from shared.kv.shape import KINDS, KvShape
-from shared.kv.shared_memory import SharedMemory
-from shared.kv.source import KvSink
+from shared.kv.shape import KINDS
 from shared.kv.streaming_copies import streaming_copies
-from shared.kv.ticket import Ticket
 from shared.kv.transports import nixl_wire, shm_wire
 from shared.kv.transports.choice import offered, usable
-from shared.wire import Handoff
-
-# Qwen2.5-1.5B in bfloat16: 28 KiB a token, so 128 tokens are 3.5 MiB.
-SHAPE = KvShape(num_layers=28, num_kv_heads=2, head_dim=128, dtype="BF16")
-BLOCK_SIZE = 16
 
 MEMCPY, RAW_TCP, QUEUE = "memcpy, twice", "raw TCP", "pickle + Queue"
 BARE_NIXL = "NIXL alone"
 
-Way = Callable[[int], float]
-
-_SECRET = b"handoff bench transfer"
-_BOOT = "bench"
 _LENGTH_BYTES = 8
-
-
-@dataclass(frozen=True)
-class Setup:
-    """max_tokens: the most that is sent. cores: of sender and receiver. scattered: no two blocks are neighbours."""
-
-    max_tokens: int
-    cores: tuple[int, int]
-    scattered: bool
-    transports: tuple[str, ...]
-
-
-class _Pool:
-    """K and V of every layer, all memory touched, and one sequence's block table. As a worker has it.
-
-    shareable: a peer may map it.
-    """
-
-    def __init__(self, setup: Setup, seed: int, *, shareable: bool = False) -> None:
-        num_blocks = -(-setup.max_tokens // BLOCK_SIZE)
-        self._block_table = list(range(num_blocks))
-        if setup.scattered:
-            random.Random(seed).shuffle(self._block_table)
-        num_regions = SHAPE.num_layers * len(KINDS)
-        num_bytes = num_regions * num_blocks * BLOCK_SIZE * SHAPE.row_bytes
-        shared = SharedMemory(num_bytes) if shareable else None
-        content = own_memory(num_bytes) if shared is None else shared.content
-        self.memory = PoolMemory(content, num_regions, num_blocks, BLOCK_SIZE, shared)
-        page = random.Random(seed).randbytes(BLOCK_SIZE * SHAPE.row_bytes)
-        for region in self.memory.regions:
-            region[:] = page * num_blocks
-
-    def views(self) -> BlockViews:
-        return BlockViews(self.memory, self._block_table, SHAPE.row_bytes)
-
-
-def _expected(handoff_id: str) -> Expected:
-    """The reservation that an id stands for: `bench-<tokens>-<n>`."""
-    return Expected(
-        fingerprint="bench",
-        handoff_id=handoff_id,
-        epoch=1,
-        token_hash="bench",  # noqa: S106 - no password
-        from_token=0,
-        num_tokens=int(handoff_id.split("-")[1]),
-        num_choices=1,
-        shape=SHAPE,
-    )
-
-
-class _Claim:
-    def __init__(self, expected: Expected, sink: KvSink) -> None:
-        self.expected = expected
-        self.sink = sink
-
-    def attach(self, abort: Callable[[], None]) -> None: ...
-
-    def commit(self, received: Received) -> None: ...
-
-    def release(self) -> None: ...
-
-
-class _Book:
-    """Grants whatever is asked for (shared.kv.book.ReceiveBook)."""
-
-    def __init__(self, sink: KvSink) -> None:
-        self._sink = sink
-
-    def claim(self, ticket: Ticket) -> _Claim:
-        return _Claim(_expected(ticket.handoff_id), self._sink)
 
 
 def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
@@ -133,13 +45,13 @@ def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
 
     def no_report(_: PutReport) -> None: ...
 
-    pool = _Pool(setup, seed=2)
+    pool = Pool(setup, seed=2)
     offer = offered(",".join(setup.transports))
     listener = KvListener(
         "127.0.0.1",
         0,
-        _Book(pool.views()),
-        secret=_SECRET,
+        Book(pool.views()),
+        secret=SECRET,
         limits=ReceiveLimits(),
         on_end=no_report,
         transports=offer.transports,
@@ -213,14 +125,16 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
             QUEUE: _queue(setup, pipe, queue),
         }
         numbers = itertools.count()
+        threads = stack.enter_context(ThreadPoolExecutor(1))
         for name in setup.transports:
-            pool = _Pool(setup, seed=1, shareable=name == shm_wire.NAME)
+            pool = Pool(setup, seed=1, shareable=name == shm_wire.NAME)
             for transport in usable(name, pool=pool.memory):
                 if name == nixl_wire.NAME:
                     made[BARE_NIXL] = _bare_nixl(setup, nixl_port, stack)
-                sender = KvSender(_SECRET, [transport], SendTimeouts())
+                sender = KvSender(SECRET, [transport], SendTimeouts())
                 stack.callback(sender.close)
-                made[name] = _transport(sender, pool.views(), offer, numbers)
+                for way, opening in ((name, None), (opened(name), threads)):
+                    made[way] = kv_way(sender, pool.views(), offer, numbers, opening)
         yield made
 
 
@@ -271,35 +185,6 @@ def _queue(setup: Setup, pipe: Pipe, queue: Any) -> Way:
         began = time.perf_counter()
         queue.put(content)
         pipe.recv()
-        return time.perf_counter() - began
-
-    return send
-
-
-def _transport(sender: KvSender, source: BlockViews, offer: Offer, numbers: Iterator[int]) -> Way:
-    def send(num_tokens: int) -> float:
-        handoff_id = f"bench-{num_tokens}-{next(numbers)}"
-        url = offer.kv_url(handoff_id)
-        ticket = Ticket(
-            handoff_id, 1, url, _BOOT, float("1e18"), host_id=offer.host_id, kv_socket=offer.kv_socket
-        )
-        handoff = Handoff(
-            handoff_id=handoff_id,
-            epoch=1,
-            kv_url=url,
-            ticket=ticket.sign(_SECRET),
-            have_tokens=0,
-            transports=offer.transports,
-        )
-        want = _expected(handoff_id)
-        manifest = Manifest(
-            **{name: getattr(want, name) for name in Expected.__dataclass_fields__},
-            chunks=plan_chunks(0, num_tokens, 0),
-        )
-        progress = Progress()
-        progress.finish([1], [False])
-        began = time.perf_counter()
-        sender.send(Send(handoff, "bench", manifest, source, progress))
         return time.perf_counter() - began
 
     return send

@@ -110,6 +110,10 @@ class BlockViews:
         """Whether the blocks lie so far apart that copying beats viewing."""
         return self._plan_of(start, end).gather is not None
 
+    def look_up(self, start: int, end: int) -> None:
+        """Work out now where these positions are, and not when they are wanted."""
+        self._plan_of(start, end)
+
     def adjacent_rows(self, tensors: slice, start: int, end: int) -> Rows | None:
         """The bytes where they lie, [tensors, bytes], if they are in one piece of each region."""
         runs = self._plan_of(start, end).runs

@@ -87,9 +87,12 @@ class BlobEncoder:
             content.digest_copy(batch, memory)
         self._digests += content.digests
 
-    def blocks(self, index: int) -> Sequence[int]:
-        """Where a chunk lies in the pool, for a peer that reads it there. Raises InvariantBroken if it does not."""
-        return self._in_pool().blocks(*self._layout.manifest.chunks[index])
+    def blocks(self) -> Sequence[int]:
+        """Where the KV lies in the pool, for a peer that reads it there. Raises InvariantBroken if it does not."""
+        manifest = self._layout.manifest
+        if not manifest.chunks:
+            return ()
+        return self._in_pool().blocks(manifest.from_token, manifest.num_tokens)
 
     def leave_chunk(self, index: int, max_bytes: int) -> Iterator[list[Batch]]:
         """One chunk that a peer reads from the pool: batches that it may read now, all of them in the end."""

@@ -119,7 +119,8 @@ class OutgoingPut:
         encoder = BlobEncoder(layout, self._send.source, self._connection.scratch, self._wait_layers)
         head = request_head("PUT", KV_PATH + self._send.handoff.handoff_id, self._head_fields())
         began = time.monotonic()
-        self._connection.send_head(b"".join([head, *encoder.header()]), began + self._timeouts.io_s)
+        opening = b"".join((head, *self._connection.opening(encoder)))
+        self._connection.send_head(opening, began + self._timeouts.io_s)
         self._account(began)
         for index in range(len(layout.manifest.chunks)):
             began, self._waited_s = time.monotonic(), 0.0

@@ -1,20 +1,23 @@
 """Chunks that the receiver reads from the sender's pool by itself: what stands for them in the PUT's body.
 
-    per chunk: a u32 for each block that holds it, in order | for each batch its length, as u32, once it can be read
+    a u32 for each block that holds KV of the PUT, in order
+    per chunk: for each batch its length, as u32, once it can be read
 
-So all waiting is a read of the socket. The batches are those of `shared.kv.pieces.cut` by TOLD_BATCH_BYTES.
+The blocks are told with the header, so that nothing but reading is left to do when KV is there. All waiting is a
+read of the socket. The batches are those of `shared.kv.pieces.cut` by TOLD_BATCH_BYTES.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from shared.errors import InvalidRequest, ManifestMismatch
 from shared.kv.carrier import Body
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
-from shared.kv.manifest import Chunk
+from shared.kv.manifest import Manifest
 from shared.kv.pieces import ChunkBytes, num_batches
 from shared.kv.section import Section, read_section
 
@@ -26,12 +29,17 @@ _WORD = struct.Struct("<I")
 
 def body_bytes(layout: BlobLayout, block_size: int) -> int:
     """How much of a PUT's body stands for its chunks."""
-    num_words = sum(
-        _num_blocks(chunk, block_size)
-        + num_batches(chunk, len(layout.tensors), layout.row_bytes, TOLD_BATCH_BYTES)
+    num_words = _num_blocks(layout.manifest, block_size) + sum(
+        num_batches(chunk, len(layout.tensors), layout.row_bytes, TOLD_BATCH_BYTES)
         for chunk in layout.manifest.chunks
     )
     return num_words * _WORD.size
+
+
+def blocks_message(encoder: BlobEncoder) -> bytes:
+    """What to send of the blocks."""
+    blocks = encoder.blocks()
+    return struct.pack(f"<{len(blocks)}I", *blocks)
 
 
 def messages(encoder: BlobEncoder, index: int) -> Iterator[tuple[bytes, int]]:
@@ -39,26 +47,34 @@ def messages(encoder: BlobEncoder, index: int) -> Iterator[tuple[bytes, int]]:
 
     They are digested when the next message is asked for: send each at once.
     """
-    words: list[int] = list(encoder.blocks(index))
     for batches in encoder.leave_chunk(index, TOLD_BATCH_BYTES):
         lengths = [batch.num_bytes for batch in batches]
-        words += lengths
-        yield struct.pack(f"<{len(words)}I", *words), sum(lengths)
-        words = []
+        yield struct.pack(f"<{len(lengths)}I", *lengths), sum(lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class ToldBlocks:
+    """Where a PUT's KV lies in the peer's pool: blocks of block_size tokens; origin: position of the first one."""
+
+    blocks: Sequence[int]
+    block_size: int
+    origin: int
+
+
+def read_blocks(body: Body, manifest: Manifest, block_size: int) -> ToldBlocks:
+    """Raises InvalidRequest, and what the body raises."""
+    num_blocks = _num_blocks(manifest, block_size)
+    words = read_section(body.receive, num_blocks * _WORD.size)
+    origin = manifest.from_token // block_size * block_size
+    return ToldBlocks(struct.unpack(f"<{num_blocks}I", words), block_size, origin)
 
 
 class ToldChunk:
-    """The receiver's side of a chunk. blocks: that hold it in the peer's pool; origin: the first one's position."""
+    """The receiver's side of a chunk: which of its batches can be read."""
 
-    def __init__(self, body: Body, target: ChunkBytes, block_size: int) -> None:
-        """Reads the blocks' numbers. Raises InvalidRequest, and what the body raises."""
+    def __init__(self, body: Body, target: ChunkBytes) -> None:
         self._body = body
-        self.block_size = block_size
         self.batches = list(target.batches(TOLD_BATCH_BYTES))
-        self.origin = target.chunk[0] // block_size * block_size
-        num_blocks = _num_blocks(target.chunk, block_size)
-        num_bytes = num_blocks * _WORD.size
-        self.blocks = struct.unpack(f"<{num_blocks}I", read_section(body.receive, num_bytes))
         self._words = memoryview(bytearray(len(self.batches) * _WORD.size))
         self._num_read = 0
         self._num_seen = 0
@@ -96,6 +112,7 @@ class ToldChunk:
         self._num_read += taken
 
 
-def _num_blocks(chunk: Chunk, block_size: int) -> int:
-    start, end = chunk
-    return -(-end // block_size) - start // block_size
+def _num_blocks(manifest: Manifest, block_size: int) -> int:
+    if not manifest.chunks:
+        return 0
+    return -(-manifest.num_tokens // block_size) - manifest.from_token // block_size

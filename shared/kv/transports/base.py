@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from shared.kv.encoder import BlobEncoder
+from shared.kv.encoder import BlobEncoder, Buffer
 from shared.kv.layout import BlobLayout
 from shared.kv.pieces import Scratch
 from shared.kv.stream import Stream
@@ -39,8 +39,12 @@ class Connection:
         """Length of the PUT's body. Raises TransportUnavailable for KV that cannot go this way."""
         return layout.total_bytes
 
+    def opening(self, encoder: BlobEncoder) -> Sequence[Buffer]:
+        """What of the body needs no KV and follows the head at once."""
+        return encoder.header()
+
     def send_head(self, head: bytes, deadline: float) -> None:
-        """Send the PUT's head and what follows it at once."""
+        """Send the PUT's head and the opening."""
         self.stream.send_all([head], deadline)
 
     def send_chunk(self, encoder: BlobEncoder, index: int, io_s: float) -> None:

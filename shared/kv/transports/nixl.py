@@ -1,6 +1,6 @@
 """NIXL, the sending side: decode reads KV from prefill's pool, over whatever UCX finds between the two.
 
-The PUT goes over TCP. Its body names the blocks of each chunk where the chunk would stand (`nixl_wire`). Prefill
+The PUT goes over TCP. Its body names the blocks that hold its KV (`nixl_wire`). Prefill
 digests a chunk while decode reads it, keeps its blocks until decode has answered, and is told as reads end, so that
 a peer that reads nothing any more is noticed. The pool is registered once.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.errors import TransportFailed
 from shared.kv import told_chunk
-from shared.kv.encoder import BlobEncoder
+from shared.kv.encoder import BlobEncoder, Buffer
 from shared.kv.layout import BlobLayout
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.stream import ReadableWhileSending, Stream
@@ -97,14 +97,18 @@ class NixlConnection(Connection):
         """Header, introduction, blocks and trailer."""
         return self._terms.body_bytes(len(layout.header), layout)
 
+    def opening(self, encoder: BlobEncoder) -> Sequence[Buffer]:
+        """Header, introduction if it is the first one, and blocks."""
+        return [*encoder.header(), self._introduction, told_chunk.blocks_message(encoder)]
+
     def send_head(self, head: bytes, deadline: float) -> None:
-        """The first one is followed by the introduction."""
-        self.stream.send_all([head, self._introduction], deadline)
+        """After the first one the peer is introduced."""
+        super().send_head(head, deadline)
         self._introduction = b""
         self._terms = replace(self._terms, introduction_bytes=0)
 
     def send_chunk(self, encoder: BlobEncoder, index: int, io_s: float) -> None:
-        """Name the chunk's blocks, and digest it while the peer reads. One chunk at a time is left to be read."""
+        """Name the chunk's batches, and digest it while the peer reads. One chunk at a time is left to be read."""
         self._wait_read(io_s)
         if (failure := self._reading.failure) is not None:
             raise TransportFailed(f"KV cannot be sent over NIXL: {failure}") from failure

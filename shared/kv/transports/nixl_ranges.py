@@ -5,34 +5,27 @@ What is asked for is worked out for all tensors at once: they have the same rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from shared.kv.block_views import block_runs
 from shared.kv.pool_memory import Addresses
+from shared.kv.told_chunk import ToldBlocks
 from shared.kv.transports.nixl_agent import Ranges
 
 
 class Ranged:
-    """Where a pool has the rows of one chunk.
+    """Where a pool has the rows of one PUT. bases: address of each region."""
 
-    bases: address of each region. blocks: that hold the chunk; origin: the first one's position.
-    """
-
-    def __init__(
-        self, bases: Addresses, blocks: Sequence[int], block_size: int, origin: int, row_bytes: int
-    ) -> None:
+    def __init__(self, bases: Addresses, told: ToldBlocks, row_bytes: int) -> None:
         self._bases = bases
-        self._blocks = blocks
-        self._block_size = block_size
-        self._origin = origin
+        self._told = told
         self._row_bytes = row_bytes
         self.num_tensors = len(bases)
 
     def ranges(self, start: int, end: int) -> Ranges:
         """Positions [start, end) of each tensor, in file order, neighbouring blocks joined."""
-        runs = block_runs(self._blocks, self._block_size, start - self._origin, end - self._origin)
+        told = self._told
+        runs = block_runs(told.blocks, told.block_size, start - told.origin, end - told.origin)
         bounds = np.array(runs, dtype=np.uint64) * np.uint64(self._row_bytes)
         made = np.zeros((self.num_tensors, len(runs), 3), dtype=np.uint64)
         made[:, :, 0] = self._bases[:, None] + bounds[:, 0]

@@ -1,7 +1,7 @@
 """What the two sides of the NIXL transport say to each other beside what every PUT says.
 
     X-Handoff-Nixl: <block size>/<introduction bytes>/<token>
-    PUT body: header | introduction | u32 u32 ... (`shared.kv.told_chunk`) | trailer
+    PUT body: header | introduction | blocks | lengths (both `shared.kv.told_chunk`) | trailer
 
 The introduction comes with the first PUT of a connection: the library's metadata of the prefill worker, and where
 its pool has the K and V of each layer. A notice goes from decode to prefill through the library: how much was read.

@@ -1,7 +1,7 @@
 """Shared memory on one host, the sending side: the receiver maps this side's pool and copies KV from there, once.
 
 The PUT goes over the Unix socket, and the pool's descriptor comes with a connection's first one. The body names the
-blocks of each chunk (`shm_wire`); they are kept until there is an answer. For a pool that nobody can map there is
+blocks that hold KV (`shm_wire`); they are kept until there is an answer. For a pool that nobody can map there is
 `shm_ring`.
 """
 
@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from shared.errors import ServingError
 from shared.kv import told_chunk
-from shared.kv.encoder import BlobEncoder
+from shared.kv.encoder import BlobEncoder, Buffer
 from shared.kv.layout import BlobLayout
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.shared_memory import SharedMemory
@@ -78,6 +78,10 @@ class PoolConnection(Connection):
         """Header, blocks, lengths and trailer."""
         return self._terms.body_bytes(len(layout.header), layout)
 
+    def opening(self, encoder: BlobEncoder) -> Sequence[Buffer]:
+        """Header and blocks."""
+        return [*encoder.header(), told_chunk.blocks_message(encoder)]
+
     def send_head(self, head: bytes, deadline: float) -> None:
         """The first one takes the pool's descriptor along."""
         descriptor, self._descriptor = self._descriptor, None
@@ -87,7 +91,7 @@ class PoolConnection(Connection):
             self.stream.send_descriptors(head, [descriptor], deadline)
 
     def send_chunk(self, encoder: BlobEncoder, index: int, io_s: float) -> None:
-        """Name the chunk's blocks, and its batches as they are computed."""
+        """Name the chunk's batches as they are computed."""
         for message, num_bytes in told_chunk.messages(encoder, index):
             self.stream.send_all([message], time.monotonic() + io_s)
             self._told_bytes += num_bytes

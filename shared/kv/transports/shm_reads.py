@@ -13,7 +13,7 @@ from shared.kv.layout import BlobLayout
 from shared.kv.pieces import ChunkBytes, Scratch
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.shared_memory import check_sealed
-from shared.kv.told_chunk import ToldChunk
+from shared.kv.told_chunk import ToldChunk, read_blocks
 from shared.kv.transports.shm_wire import NAME, Terms
 
 # numpy counts the bytes of an item, here of a block, in 32 bits.
@@ -74,10 +74,13 @@ class PoolSlots:
         self._terms = terms
         self._scratch = scratch
         self._body = body
+        self._layout: BlobLayout | None = None
+        self._source: BlockViews | None = None
+        self._origin = 0
 
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """Header, blocks, lengths and trailer. Raises ManifestMismatch for a pool of another shape."""
-        terms = self._terms
+        terms, self._layout = self._terms, layout
         region_bytes = terms.num_blocks * terms.block_size * layout.row_bytes
         block_bytes = terms.block_size * layout.row_bytes
         if (len(layout.tensors), region_bytes) != self._pool.rows.shape or block_bytes > _MAX_BLOCK_BYTES:
@@ -85,17 +88,23 @@ class PoolSlots:
         return terms.body_bytes(header_bytes, layout)
 
     def begin(self) -> None:
-        """Nothing: the pool came with the head."""
+        """Read where the KV is. Raises InvalidRequest, ManifestMismatch."""
+        assert self._layout is not None
+        told = read_blocks(self._body, self._layout.manifest, self._terms.block_size)
+        if max(told.blocks, default=0) >= self._terms.num_blocks:
+            raise ManifestMismatch("the pool has no such block")
+        self._source = BlockViews(self._pool, told.blocks, self._layout.row_bytes)
+        self._origin = told.origin
 
     def fill(self, target: ChunkBytes) -> None:
         """Copy batches as the sender tells of them. Raises InvalidRequest, ManifestMismatch."""
-        told = ToldChunk(self._body, target, self._terms.block_size)
-        if max(told.blocks) >= self._terms.num_blocks:
-            raise ManifestMismatch("the pool has no such block")
-        source = BlockViews(self._pool, told.blocks, target.row_bytes)
+        assert self._source is not None
+        told = ToldChunk(self._body, target)
+        first = told.batches[0]
+        self._source.look_up(first.start - self._origin, first.end - self._origin)
         for position, batch in enumerate(told.batches):
             told.wait(position)
-            target.copy_from(batch, source, told.origin, self._scratch)
+            target.copy_from(batch, self._source, self._origin, self._scratch)
 
 
 def map_pool(descriptor: int, terms: Terms) -> PoolMemory:

@@ -1,7 +1,7 @@
 """What the two sides of shared memory say to each other beside what every PUT says.
 
 X-Handoff-Pool: <regions>x<blocks>x<block size>
-PUT body: header | u32 u32 ... (`shared.kv.told_chunk`) | trailer
+PUT body: header | blocks | lengths (both `shared.kv.told_chunk`) | trailer
 """
 
 from __future__ import annotations

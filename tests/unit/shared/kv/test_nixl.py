@@ -117,7 +117,7 @@ def test_a_peer_introduces_itself_once(nixl: Agents) -> None:
     with closing(peers), closing(carrier):
         for terms, refused in ((later, "before it names"), (first, ""), (later, ""), (first, "once")):
             carrier.next_put(str(terms))
-            body = body_of(introduction)
+            body = body_of(introduction + bytes(LAYOUT.manifest.num_tokens * 4))  # and the blocks
             with (
                 closing(body.stream),
                 pytest.raises(InvalidRequest, match=refused) if refused else nullcontext(),

@@ -30,7 +30,7 @@ from shared.kv.section import Section, read_section
 from shared.kv.shared_memory import SharedMemory
 from shared.kv.stream import Stream
 from shared.kv.ticket import Ticket
-from shared.kv.told_chunk import TOLD_BATCH_BYTES, ToldChunk
+from shared.kv.told_chunk import TOLD_BATCH_BYTES, ToldBlocks, ToldChunk, read_blocks
 from shared.kv.transports.shm import PoolConnection
 from shared.kv.transports.shm_reads import MappedPools, map_pool
 from shared.kv.transports.shm_wire import Terms
@@ -65,10 +65,21 @@ def body_of(content: bytes, step: int = 1 << 20) -> Iterator[Body]:
 def told() -> bytes:
     """What a sender says of a chunk of many batches."""
     encoder = BlobEncoder(LAYOUT, Pool(BIG, num_tokens=4096, block_size=16, seed=1).views())
+    blocks = told_chunk.blocks_message(encoder)
     ((message, num_bytes),) = told_chunk.messages(encoder, 0)
     assert LAYOUT.kv_bytes == num_bytes > 3 * TOLD_BATCH_BYTES
-    assert len(message) == told_chunk.body_bytes(LAYOUT, 16)
-    return message
+    assert len(blocks + message) == told_chunk.body_bytes(LAYOUT, 16)
+    return blocks + message
+
+
+def understood(body: Body, target: ChunkBytes) -> ToldBlocks:
+    """The whole of it, until every batch can be read."""
+    blocks = read_blocks(body, LAYOUT.manifest, 16)
+    chunk = ToldChunk(body, target)
+    for position in range(len(chunk.batches)):
+        chunk.wait(position)
+        assert chunk.can_tell(position)
+    return blocks
 
 
 @pytest.mark.parametrize("step", [1, 3, 1 << 20])
@@ -77,11 +88,7 @@ def test_a_chunk_is_understood_however_it_comes(told: bytes, step: int) -> None:
     source = Pool(BIG, num_tokens=4096, block_size=16, seed=1)
     target = ChunkBytes(source.views(), LAYOUT, (0, 4096))
     for body in body_of(told, step):
-        chunk = ToldChunk(body, target, 16)
-        assert source.block_table == list(chunk.blocks)
-        for position in range(len(chunk.batches)):
-            chunk.wait(position)
-            assert chunk.can_tell(position)
+        assert source.block_table == list(understood(body, target).blocks)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +106,7 @@ def test_what_is_no_chunk_is_refused(
     target = ChunkBytes(Pool(BIG, num_tokens=4096, block_size=16).views(), LAYOUT, (0, 4096))
     for body in body_of(damage(told)):
         with pytest.raises(error):
-            ToldChunk(body, target, 16).wait(LAYOUT.kv_bytes // TOLD_BATCH_BYTES - 1)
+            understood(body, target)
 
 
 def test_shared_memory_is_its_users_alone() -> None:
