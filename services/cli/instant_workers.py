@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from shared.server import server_config
 from shared.wire import (
+    PROTOCOL_VERSION,
     DecodeEvent,
     DecodeRequest,
     Fingerprint,
@@ -104,7 +105,7 @@ class InstantWorkers:
 
     def _info(self, role: Role) -> WorkerInfo:
         return WorkerInfo(
-            protocol=1,
+            protocol=PROTOCOL_VERSION,
             role=role,
             name=f"instant-{role}",
             boot="1",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_AT_LAST_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -25,9 +26,12 @@ def unwound_by_signals(grace_s: float, *, at_last: Callable[[], object]) -> Iter
     """
     end = threading.Timer(grace_s, _end, (at_last,))
     end.daemon = True
+    is_ending = False
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        if end.ident is None:  # a second signal must not interrupt the cleaning up
+        nonlocal is_ending
+        if not is_ending:  # a second signal must not interrupt the cleaning up, nor this
+            is_ending = True
             end.start()
             raise KeyboardInterrupt
 
@@ -48,5 +52,10 @@ def unwound_by_signals(grace_s: float, *, at_last: Callable[[], object]) -> Iter
 
 
 def _end(at_last: Callable[[], object]) -> None:
-    at_last()
-    os._exit(0)
+    try:
+        # Beside it: a terminal that takes nothing would hold it up for good.
+        last = threading.Thread(target=at_last, daemon=True)
+        last.start()
+        last.join(_AT_LAST_S)
+    finally:
+        os._exit(0)

@@ -156,8 +156,9 @@ class Supervisor:
             if not running:
                 continue
             for child in running:
-                self._display.update(child.spec.name, "stopping")
                 child.terminate()
+            for child in running:
+                self._display.update(child.spec.name, "stopping")
             await self._wait_or_kill(running, stop)
             for child in running:
                 self._display.update(child.spec.name, "stopped")

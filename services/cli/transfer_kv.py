@@ -153,9 +153,13 @@ def kv_way(
         outgoing = Send(handoff, "bench", manifest, source, progress)
         if threads is not None:
             sent = threads.submit(sender.send, outgoing)
-            _compute(_OPENING_S)
-            progress.finish([1], [False])
-            return sent.result().transfer_s
+            try:
+                _compute(_OPENING_S)
+                progress.finish([1], [False])
+                return sent.result().transfer_s
+            except BaseException:  # Ctrl-C: the thread would wait for KV
+                progress.cancel("given up")
+                raise
         progress.finish([1], [False])
         began = time.perf_counter()
         sender.send(outgoing)

@@ -11,6 +11,7 @@ import json
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,8 @@ from rich.text import Text
 
 from services.cli.health import answers
 from services.cli.host import look_at_host, why_not_listen
-from services.cli.interrupt import unwound_by_signals
+from services.cli.interrupt import SIGNALS, unwound_by_signals
+from services.cli.lasting import lasting
 from services.cli.log_lines import readable
 from services.cli.plan import ChildSpec, Host, Options, base_url, plan, with_checkpoint
 from services.cli.progress import Display, make_display
@@ -38,11 +40,12 @@ FAILED = 1
 _QUESTION = "What is the capital of France?"
 _STOP_MARGIN_S = 10.0
 _DOWNLOAD_GRACE_S = 3.0
+_ASK_AGAIN_S = (0.5, 1.0, 2.0)
 
 
 def run_up(options: Options, environ: Mapping[str, str], *, show_logs: bool) -> int:
     """Start everything, keep it running until Ctrl-C or SIGTERM; returns the exit status."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, file=lasting(sys.stdout))
     environ = without_empty(environ)
     try:
         host = look_at_host(environ, num_ports=len(options.workers))
@@ -126,8 +129,9 @@ async def serve(
     """
     stop = Stop()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.ask)
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as with nohup
+            loop.add_signal_handler(number, stop.ask)
     logs = Path(tempfile.mkdtemp(prefix="handoff-"))
     display.say(f"logs: {logs}")
     async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
@@ -150,14 +154,29 @@ async def _announce(
 ) -> None:
     """Say where the server is and how to ask it something."""
     url = base_url(options.host, options.port)
-    response = await client.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
-    response.raise_for_status()
-    model = response.json()["data"][0]["id"]
+    model = await _model_of(client, url, key)
     display.settle()
-    display.say(
-        f"\nserving {model} at {url}/v1 - Ctrl-C stops it\n\n{curl_line(url, model, with_key=bool(key))}\n"
-    )
+    if model is None:
+        display.say(f"\nserving at {url}/v1 - Ctrl-C stops it; it did not say what\n")
+    else:
+        display.say(
+            f"\nserving {model} at {url}/v1 - Ctrl-C stops it\n\n{curl_line(url, model, with_key=bool(key))}\n"
+        )
     display.say(f"workers: {workers}\n")
+
+
+async def _model_of(client: httpx.AsyncClient, url: str, key: str | None) -> str | None:
+    """What is served; None if the router, which may just restart, does not say it in a few tries."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    for pause_s in (*_ASK_AGAIN_S, None):
+        try:
+            response = await client.get(f"{url}/v1/models", headers=headers)
+            response.raise_for_status()
+            return str(response.json()["data"][0]["id"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+    return None
 
 
 def _drain_s(specs: Sequence[ChildSpec]) -> float:

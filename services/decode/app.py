@@ -41,7 +41,8 @@ def create_app(worker: Worker, settings: DecodeSettings, secret: str) -> FastAPI
         live=set(),
     )
     limits = ReceiveLimits(
-        max_connections=settings.max_receives,
+        # A hand-off is opened when its prefill begins, so every reservation may have one.
+        max_connections=settings.max_receives or settings.max_num_seqs,
         idle_s=settings.reservation_timeout_s,
         grace_s=settings.kv_io_timeout_s,
     )

@@ -22,8 +22,11 @@ class DecodeSettings(WorkerSettings):
         DEFAULT,
         description="How KV may come: shm, unix (same host), nixl (an extra), tcp (always offered).",
     )
-    max_receives: int = Field(
-        32, ge=1, le=1024, description="Hand-offs received at a time; each has a thread."
+    max_receives: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="Hand-offs received at a time; each has a thread. Empty: as many as HANDOFF_MAX_NUM_SEQS.",
     )
     reservation_timeout_s: float = Field(
         300.0, gt=0, le=3600, description="Seconds that blocks stay reserved for KV that does not come."

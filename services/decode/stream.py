@@ -137,7 +137,9 @@ class DecodeStream:
             async with asyncio.timeout(self._context.reservation_timeout_s):
                 return await request.next()
         except TimeoutError as exc:
-            raise ReservationGone("no KV came in the reservation's time") from exc
+            if self._received is None:
+                raise ReservationGone("no KV came in the reservation's time") from exc
+        return await request.next()  # the KV is there, and the engine busy
 
     def _reserve(self, admitted: Admitted) -> None:
         assert self._request is not None

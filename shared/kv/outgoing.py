@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from shared.errors import (
     BackendError,
+    BackendTimeout,
     HandoffError,
     Overloaded,
     ServingError,
@@ -29,6 +32,10 @@ from shared.kv.ticket import KV_PATH, TICKET_HEADER
 from shared.kv.transports.base import Connection, Transport
 from shared.wire import ErrorBody, Handoff, Sent
 
+T = TypeVar("T")
+
+# How long a peer's refusal may go unnoticed while KV is computed, in vain.
+_LOOK_UP_S = 0.25
 _PASSED_ON = (HandoffError, Overloaded, TransportFailed, Unauthorized)
 
 
@@ -115,7 +122,7 @@ class OutgoingPut:
         )
 
     def _write(self) -> None:
-        progress, layout, compute_s = self._send.progress, self._layout, self._timeouts.compute_s
+        progress, layout = self._send.progress, self._layout
         encoder = BlobEncoder(layout, self._send.source, self._connection.scratch, self._wait_layers)
         head = request_head("PUT", KV_PATH + self._send.handoff.handoff_id, self._head_fields())
         began = time.monotonic()
@@ -126,8 +133,7 @@ class OutgoingPut:
             began, self._waited_s = time.monotonic(), 0.0
             self._connection.send_chunk(encoder, index, self._timeouts.io_s)
             self._account(began + self._waited_s)
-        first = progress.wait_finished(compute_s)
-        self._check_answer()
+        first = self._until(progress.wait_finished)
         began = time.monotonic()
         self._stream.send_all(encoder.trailer(first), began + self._timeouts.io_s)
         self._account(began)
@@ -135,13 +141,26 @@ class OutgoingPut:
     def _wait_layers(self, index: int, num_layers: int) -> int:
         """Until so many layers of a chunk can be read; returns how many can."""
         began = time.monotonic()
-        manifest = self._layout.manifest
-        complete = self._send.progress.wait_layers(
-            manifest.chunks[index][1], num_layers, self._timeouts.compute_s
-        )
-        self._check_answer()
+        manifest, progress = self._layout.manifest, self._send.progress
+        end = manifest.chunks[index][1]
+        complete = self._until(lambda timeout_s: progress.wait_layers(end, num_layers, timeout_s))
         self._waited_s += time.monotonic() - began
         return manifest.shape.num_layers if complete else num_layers
+
+    def _until(self, wait: Callable[[float], T]) -> T:
+        """What `wait`, for so many seconds, waits for. An answer ends it: before the end it is a refusal."""
+        due = time.monotonic() + self._timeouts.compute_s
+        while True:
+            left_s = due - time.monotonic()
+            try:
+                found = wait(min(_LOOK_UP_S, left_s))
+            except BackendTimeout:
+                self._check_answer()
+                if left_s <= _LOOK_UP_S:
+                    raise
+                continue
+            self._check_answer()
+            return found
 
     def _head_fields(self) -> dict[str, str]:
         return {
@@ -165,7 +184,7 @@ class OutgoingPut:
         raise BackendError("the decode worker hung up without an answer")
 
     def _check_answer(self) -> None:
-        """An answer before the end is a refusal: notice it before more is sent, or computed, in vain."""
+        """Notice a refusal before more is sent, or computed, in vain. Raises ReadableWhileSending."""
         if self._stream.readable():
             raise ReadableWhileSending
 

@@ -132,7 +132,8 @@ class KvSender:
         except BaseException:
             connection.close()
             raise
-        if answer.keeps:
+        # A cancel may have come after the answer: it changes nothing for this hand-off, but for the next one.
+        if answer.keeps and not connection.stream.interrupted:
             self._connections.give_back(key, connection)
         else:
             connection.close()

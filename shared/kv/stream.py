@@ -61,6 +61,11 @@ class Stream:
         self._deaf = True
         self._poll.unregister(self._wake_read)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether `interrupt` was called: then no call that blocks does its work any more."""
+        return self._interrupted
+
     def check_interrupted(self) -> None:
         """Raise Interrupted if `interrupt` was called."""
         if self._interrupted and not self._deaf:

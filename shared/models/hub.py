@@ -20,6 +20,7 @@ from huggingface_hub.errors import (
 )
 from tqdm.auto import tqdm
 
+from shared.models.ending import ends_after_signal
 from shared.models.error import ModelError
 from shared.models.files import SMALL_FILES, WEIGHT_FILES, missing_files
 from shared.models.store import Report
@@ -73,13 +74,14 @@ def fetch_repository(repo_id: str, *, weights: bool, report: Report) -> Path:
         raise ModelError(f"{repo_id} is neither a local folder nor cached, and the hub does not answer")
     report(f"downloading {repo_id} from the hub")
     try:
-        folder = Path(
-            snapshot_download(
-                repo_id,
-                allow_patterns=_patterns(weights),
-                tqdm_class=_progress(repo_id, report),
+        with ends_after_signal():
+            folder = Path(
+                snapshot_download(
+                    repo_id,
+                    allow_patterns=_patterns(weights),
+                    tqdm_class=_progress(repo_id, report),
+                )
             )
-        )
     except GatedRepoError as exc:
         raise ModelError(f"{repo_id} is gated on the hub: accept its terms there and set HF_TOKEN") from exc
     except (RepositoryNotFoundError, HFValidationError) as exc:

@@ -82,7 +82,7 @@ class Grammars:
         return None if self._compiler is None else self._compiler.cached(grammar)
 
     def _begin(self, grammar: Grammar) -> None:
-        """Start to compile, in a slot that is given back at the end."""
+        """Start to compile, in a slot that is given back at the end. Raises Overloaded."""
 
         def compile_it() -> CompiledGrammar:
             compiler = self._loaded()
@@ -95,8 +95,13 @@ class Grammars:
             if not done.cancelled():
                 done.exception()  # nobody may be left to take it; asyncio would log it as lost
 
-        self._under_way[grammar] = compilation = _Compilation()
-        compilation.done = _in_daemon(compile_it)
+        compilation = _Compilation()
+        try:
+            compilation.done = _in_daemon(compile_it)
+        except Overloaded:
+            self._slots.release()
+            raise
+        self._under_way[grammar] = compilation
         compilation.done.add_done_callback(ended)
 
     def _loaded(self) -> GrammarCompiler:
@@ -122,7 +127,7 @@ class _Compilation:
 
 
 def _in_daemon(call: Callable[[], T]) -> asyncio.Future[T]:
-    """`call()` on a thread of its own, which the process can end without."""
+    """`call()` on a thread of its own, which the process can end without. Raises Overloaded if there is none."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -143,5 +148,8 @@ def _in_daemon(call: Callable[[], T]) -> asyncio.Future[T]:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=run, name="grammar", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="grammar", daemon=True).start()
+    except RuntimeError as exc:
+        raise Overloaded("there is no thread for the grammar", retry_after_s=_RETRY_AFTER_S) from exc
     return done

@@ -100,6 +100,45 @@ def test_handlers_are_put_back_and_what_was_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, ignored)
 
 
+def test_a_second_signal_may_come_within_the_first_one_s_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It started the timer once more, and hung for good."""
+    started = 0
+
+    class Timer:
+        daemon = False
+        ident = None
+
+        def __init__(self, *_: object) -> None: ...
+
+        def start(self) -> None:
+            nonlocal started
+            started += 1
+            signal.raise_signal(signal.SIGHUP)
+
+    monkeypatch.setattr("services.cli.interrupt.threading.Timer", Timer)
+    with pytest.raises(KeyboardInterrupt), unwound_by_signals(3600, at_last=lambda: None):
+        signal.raise_signal(signal.SIGTERM)
+    assert 1 == started
+
+
+_AT_LAST = """
+import os, signal, time
+from services.cli.interrupt import unwound_by_signals
+with unwound_by_signals(0.1, at_last=lambda: {at_last}):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("at_last", ["time.sleep(600)", "1 / 0"])
+def test_the_last_act_does_not_hold_up_the_end(at_last: str) -> None:
+    """A terminal that takes nothing kept the process for good."""
+    code = _AT_LAST.format(at_last=at_last)
+    assert 0 == subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True).returncode
+
+
 def test_another_exit_status_is_passed_on() -> None:
     """Only what SIGTERM makes of an unfinished cache entry is an interruption."""
     with pytest.raises(SystemExit, match="7"), unwound_by_signals(3600, at_last=lambda: None):

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from services.cli.host import free_ports
 from services.cli.plan import Options
-from services.cli.up import curl_line, run_up, worker_urls
-from tests.unit.services.cli.fakes import events, survivors
+from services.cli.up import _announce, curl_line, run_up, worker_urls
+from tests.unit.services.cli.fakes import Recorder, events, survivors
 
 
 def test_a_used_port_is_one_line_and_nothing_starts(
@@ -90,6 +91,33 @@ def pasted(tmp_path: Path, text: str) -> list[str]:
     )
     words: list[str] = json.loads(shell.stdout)
     return words
+
+
+async def test_a_router_that_does_not_say_what_it_serves_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A deployment that served was torn down, as its curl line could not be made."""
+    answers: list[httpx.Response | Exception] = [
+        httpx.ReadTimeout("late"),
+        httpx.Response(503),
+        httpx.Response(200, text="no JSON"),
+        httpx.Response(200, json={"data": []}),
+    ]
+
+    async def answer(_: httpx.Request) -> httpx.Response:
+        now = answers[0] if len(answers) == 1 else answers.pop(0)
+        if isinstance(now, Exception):
+            raise now
+        return now
+
+    monkeypatch.setattr("services.cli.up._ASK_AGAIN_S", (0.0,) * 3)
+    display = Recorder()
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+        await _announce(client, Options(port=1), "decode http://a:1", None, display)
+        answers[:] = [httpx.Response(503), httpx.Response(200, json={"data": [{"id": "tiny"}]})]
+        await _announce(client, Options(port=1), "decode http://a:1", None, display)
+    assert "serving at http://127.0.0.1:1/v1" in display.lines[0]
+    assert "serving tiny at http://127.0.0.1:1/v1" in display.lines[2]
 
 
 def test_the_curl_line_survives_a_shell(tmp_path: Path) -> None:

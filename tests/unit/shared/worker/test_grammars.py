@@ -138,17 +138,21 @@ async def test_time_that_went_by_with_other_grammars_is_no_fault_of_this_one(
 ) -> None:
     """It can be tried again; a grammar that used the time itself cannot."""
     grammars = grammars_of(gated)
-    monkeypatch.setattr(module, "COMPILE_TIMEOUT_S", 0.1)
-    for text in ("slow0", "slow1"):
-        with pytest.raises(InvalidRequest):
-            await grammars.state_for(work(text))
+    under_way = [asyncio.create_task(grammars.state_for(work(text))) for text in ("slow0", "slow1")]
+    await gated.has_met(2)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(module, "COMPILE_TIMEOUT_S", 0.1)
+        for text in ("slow0", "slow1"):
+            with pytest.raises(InvalidRequest):
+                await grammars.state_for(work(text))
 
-    with pytest.raises(Overloaded) as caught:
-        await grammars.state_for(work("waits"))
+        with pytest.raises(Overloaded) as caught:
+            await grammars.state_for(work("waits"))
 
     assert caught.value.retryable
     gated.go.set()
     assert isinstance(await _tried_again(grammars, "waits"), GrammarState)
+    await asyncio.gather(*under_way)
 
 
 async def _tried_again(grammars: Grammars, text: str) -> GrammarState | None:
@@ -158,6 +162,23 @@ async def _tried_again(grammars: Grammars, text: str) -> GrammarState | None:
                 return await grammars.state_for(work(text))
             except Overloaded:
                 await asyncio.sleep(0.01)
+
+
+async def test_a_thread_that_cannot_be_had_costs_one_request_its_grammar_alone(
+    gated: GatedCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grammar was an internal error from then on, and its place was lost."""
+    grammars = grammars_of(gated)
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for _ in range(3):  # more than there are places
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", none_left)
+            with pytest.raises(Overloaded):
+                await grammars.state_for(work("waits"))
+    assert isinstance(await grammars.state_for(work("waits")), GrammarState)
 
 
 async def test_nothing_is_begun_after_the_end(gated: GatedCompiler) -> None:
