@@ -46,6 +46,6 @@ async def test_workers_that_only_close_are_passed_over_at_once(cluster: ClusterM
             await dead.kill()
             await dead.join()
         with closing_at_once([dead.url for dead in c.decodes[:-1]]):
-            async with asyncio.timeout(5), c.dispatcher.relay(job()) as relay:
+            async with asyncio.timeout(30), c.dispatcher.relay(job()) as relay:
                 assert [[token_at(0, 20 + i) for i in range(6)]] == await answer(relay)
             await c.quiet()

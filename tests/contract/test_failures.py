@@ -228,7 +228,7 @@ async def test_a_stopped_process_is_left_before_its_time_out(cluster: ClusterMak
     async def frozen(_: Work) -> None:
         await asyncio.Event().wait()
 
-    async with cluster(decode=2, health_interval_s=0.1, health_timeout_s=0.1) as c:
+    async with cluster(decode=2, health_interval_s=0.1, health_timeout_s=0.5) as c:
         for point in ("reserve", "info"):
             c.decodes[0].hooks[point] = frozen
         assert [right()] * 2 == [(await ask(c))[0] for _ in range(2)]

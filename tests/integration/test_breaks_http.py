@@ -31,23 +31,27 @@ def test_a_client_that_leaves_requests_behind_is_missed_too(
 ) -> None:
     """The request at work ends with its connection, also when others were sent after it."""
     body = json.dumps(LONG | {"stream": stream}).encode()
+    before = pd.decode[0].worker.engine.counts.output_tokens
     with connect(pd.router) as sock:
         for _ in range(1 + num_behind):
             send_request(sock, "POST", "/v1/completions", body=body)
         wait_until(lambda: in_flight(pd) > 0)
         if rude:
             reset(sock)
-    wait_until(lambda: in_flight(pd) == 0, 5)
+    wait_until(lambda: in_flight(pd) == 0)
+    assert LONG["max_tokens"] > pd.decode[0].worker.engine.counts.output_tokens - before
     pd.check_nothing_left()
 
 
 def test_a_long_request_behind_another_does_not_hide_the_hang_up(pd: Cluster) -> None:
     """Its body is dropped rather than left unread."""
+    before = pd.decode[0].worker.engine.counts.output_tokens
     with connect(pd.router) as sock:
         send_request(sock, "POST", "/v1/completions", body=json.dumps(LONG).encode())
         wait_until(lambda: in_flight(pd) > 0)
         send_request(sock, "POST", "/v1/completions", body=b" " * 1_000_000)
-    wait_until(lambda: in_flight(pd) == 0, 5)
+    wait_until(lambda: in_flight(pd) == 0)
+    assert LONG["max_tokens"] > pd.decode[0].worker.engine.counts.output_tokens - before
 
 
 @pytest.mark.parametrize(

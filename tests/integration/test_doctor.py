@@ -109,8 +109,8 @@ def test_who_leaves_a_probe_in_the_middle_leaves_nothing(chunked: Cluster, leave
     """Either connection closed in mid-transfer: sending stops, and blocks and reservation are free."""
     work = {
         "request_id": f"probe-{leaves_first}",
-        "token_ids": [11] * 1000,
-        "num_prompt_tokens": 1000,
+        "token_ids": [11] * 4000,
+        "num_prompt_tokens": 4000,
         "sampling": Sampling(max_tokens=1, temperature=0).model_dump(),
         "timeout_s": 60,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, wait_until
 from tests.support.completions import GREEDY, complete, random_prompt
 
 
@@ -19,6 +19,9 @@ def test_decode_computes_no_prompt_token_and_receives_the_formulas_bytes(pd: Clu
     response = complete(pd, random_prompt(length, seed=1000 + length), max_tokens=4, **GREEDY)
 
     formula = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * length * 4
+    # Counted when the engine may already go on, so perhaps after the answer.
+    wait_until(lambda: decode.metric("handoff_kv_received_bytes_total") - received >= formula)
+    wait_until(lambda: pd.prefill[0].metric("handoff_prompt_tokens_computed") - on_prefill >= length)
     assert formula == decode.metric("handoff_kv_received_bytes_total") - received
     assert formula == int(response.headers["x-handoff-kv-bytes"])
     assert computed == decode.metric("handoff_prompt_tokens_computed")

@@ -10,7 +10,7 @@ from tests.support import http
 from tests.support.cluster import Cluster
 from tests.support.completions import GREEDY, complete, random_prompt
 
-STAGES = ["route", "reserve", "queue", "prefill", "transfer", "decode_queue", "decode"]
+STAGES = ["route", "reserve", "queue", "prefill", "transfer", "decode_queue", "decode", "relay"]
 
 
 def server_timing(header: str) -> dict[str, float]:

@@ -28,7 +28,7 @@ PROMPTS = [
     "Q: What is 12 * 12?\nA:",
 ]
 NUM_TOKENS = 10
-STAGES = ["route", "reserve", "queue", "prefill", "transfer", "decode_queue", "decode"]
+STAGES = ["route", "reserve", "queue", "prefill", "transfer", "decode_queue", "decode", "relay"]
 
 
 @pytest.mark.parametrize("text", PROMPTS, ids=lambda text: text[:20].strip())

@@ -120,6 +120,9 @@ def run_cluster(
             "secret": SECRET,
             "prefill_urls": tuple(w.url for w in prefills),
             "decode_urls": tuple(w.url for w in decodes),
+            # All loops share two cores with whatever else runs: a look that is late is no lost worker.
+            "health_timeout_s": 20.0,
+            "connect_timeout_s": 20.0,
         }
         checkpoint = Checkpoint.load(model, "tiny")
         settings = RouterSettings(**(values | (router or {})))

@@ -225,7 +225,8 @@ def test_the_second_signal_exits_at_once(launch: Launcher) -> None:
     """Whatever still runs."""
     process = launch.up()
     with httpx.stream("GET", f"{process.url}/stream") as answer:
-        next(answer.iter_raw())
+        pieces = answer.iter_raw()  # kept: the connection is closed with its iterator
+        next(pieces)
         process.popen.send_signal(signal.SIGTERM)
         process.wait_for("draining")
         process.popen.send_signal(signal.SIGINT)

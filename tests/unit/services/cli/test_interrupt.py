@@ -29,7 +29,7 @@ def ready():
 def ensure_checkpoint(*_):
     exec(body, globals())
 up.ensure_checkpoint = ensure_checkpoint
-up._DOWNLOAD_GRACE_S = 0.5
+up._DOWNLOAD_GRACE_S = 0.5 if "ThreadPool" in body else 30.0
 sys.exit(up.run_up(Options(port=port), dict(os.environ), show_logs=False))
 """
 _DOWNLOAD = "ready()\nwhile True: time.sleep(60)"

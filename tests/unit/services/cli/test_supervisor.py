@@ -110,10 +110,10 @@ async def test_a_child_that_is_killed_later_is_restarted(tmp_path: Path) -> None
 async def test_a_child_that_keeps_dying_fails_the_run(tmp_path: Path) -> None:
     """After as many restarts as the policy allows the run ends with the child's fault."""
     stop = Stop()
-    bodies = {"decode": "ready()\ntime.sleep(0.2)\nsys.exit(4)", "router": fakes.RUN}
-    supervisor = _supervisor(tmp_path, bodies, Recorder())
+    dying = "ready()\nwhile not os.path.exists(f'{folder}/go'): time.sleep(0.01)\nsys.exit(4)"
+    supervisor = _supervisor(tmp_path, {"decode": dying, "router": fakes.RUN}, Recorder())
     with pytest.raises(ChildFailed, match="decode ended with status 4"):
-        await supervisor.run(stop, _once_ready(lambda: None))
+        await supervisor.run(stop, _once_ready((tmp_path / "go").touch))
 
     starts = [name for name, what, _ in events(tmp_path) if what == "started"]
     assert 1 + QUICK.max_restarts == starts.count("decode")
@@ -123,7 +123,7 @@ async def test_a_child_that_keeps_dying_fails_the_run(tmp_path: Path) -> None:
 async def test_a_child_that_ignores_sigterm_is_killed_in_time(tmp_path: Path) -> None:
     """The stop is bounded."""
     stop = Stop()
-    policy = Policy(ready_interval_s=0.01, stop_s=0.3)
+    policy = Policy(ready_interval_s=0.01, stop_s=3.0)
     bodies = {"decode": fakes.STUBBORN, "router": fakes.RUN}
     await _supervisor(tmp_path, bodies, Recorder(), policy=policy).run(stop, _once_ready(stop.ask))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -53,6 +54,16 @@ class Listening:
         """Wait for one more PUT to end."""
         assert self.reported.acquire(timeout=10)
         return self.reports[-1]
+
+    def at_rest(self) -> None:
+        """Wait until a connection waits for another PUT: it does so a moment after its report."""
+        due = time.monotonic() + 10
+        while True:
+            with self.listener._lock:
+                if any(served.idle for served in self.listener._serving.values()):
+                    return
+            assert time.monotonic() < due
+            time.sleep(0.001)
 
     def _on_end(self, report: PutReport) -> None:
         self.reports.append(report)

@@ -186,9 +186,10 @@ def test_commit_may_still_refuse(listen: Listen) -> None:
     listening = listen(book)
     with pytest.raises(ReservationGone, match="too late"):
         send(listening.port, manifest, source.views(), finished())
+    assert 410 == listening.next_report().status
     with pytest.raises(BackendError):
         send(listening.port, manifest, source.views(), finished())
-    listening.next_report()
-    assert (500, RuntimeError) == (listening.next_report().status, type(listening.reports[1].error))
+    report = listening.next_report()
+    assert (500, RuntimeError) == (report.status, type(report.error))
     send(listening.port, manifest, source.views(), finished())
     assert (3, 3) == book.settled()

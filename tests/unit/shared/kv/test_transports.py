@@ -192,6 +192,7 @@ def test_a_waiting_connection_makes_room(listen: Listen, sender_to: SenderOver) 
         for sender in (first, second, first):
             put(sender, listening, manifest_for(expected()), source.views(), finished())
             listening.next_report()
+            listening.at_rest()
             book.committed.clear()
 
 
