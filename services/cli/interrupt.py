@@ -10,10 +10,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
+from shared.models.ending import SIGNALS, Ending
+
 _AT_LAST_S = 0.5
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -24,15 +26,10 @@ def unwound_by_signals(grace_s: float, *, at_last: Callable[[], object]) -> Iter
     where it is, after `at_last`: the hub's client and the interpreter wait for threads, however much they have to
     download yet. A later start goes on from there. In the main thread only.
     """
-    end = threading.Timer(grace_s, _end, (at_last,))
-    end.daemon = True
-    is_ending = False
+    ending = Ending(grace_s, partial(_end, at_last))
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_ending
-        if not is_ending:  # a second signal must not interrupt the cleaning up, nor this
-            is_ending = True
-            end.start()
+        if ending.begin():  # a second signal must not interrupt the cleaning up
             raise KeyboardInterrupt
 
     before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) is not None}

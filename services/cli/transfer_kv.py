@@ -78,7 +78,7 @@ class Pool:
         return BlockViews(self.memory, self._block_table, SHAPE.row_bytes)
 
 
-def _expected(handoff_id: str) -> Expected:
+def reserved(handoff_id: str) -> Expected:
     """The reservation that an id stands for: `bench-<tokens>-<n>`."""
     return Expected(
         fingerprint="bench",
@@ -92,7 +92,9 @@ def _expected(handoff_id: str) -> Expected:
     )
 
 
-class _Claim:
+class Claim:
+    """Takes whatever comes (shared.kv.book.Claim)."""
+
     def __init__(self, expected: Expected, sink: KvSink) -> None:
         self.expected = expected
         self.sink = sink
@@ -105,14 +107,15 @@ class _Claim:
 
 
 class Book:
-    """Grants whatever is asked for (shared.kv.book.ReceiveBook)."""
+    """Grants whatever is asked for (shared.kv.book.ReceiveBook). expected: what an id stands for."""
 
-    def __init__(self, sink: KvSink) -> None:
+    def __init__(self, sink: KvSink, expected: Callable[[str], Expected]) -> None:
         self._sink = sink
+        self._expected = expected
 
-    def claim(self, ticket: Ticket) -> _Claim:
-        """Of the reservation that its id stands for."""
-        return _Claim(_expected(ticket.handoff_id), self._sink)
+    def claim(self, ticket: Ticket) -> Claim:
+        """Of any ticket."""
+        return Claim(self._expected(ticket.handoff_id), self._sink)
 
 
 def _compute(seconds: float) -> None:
@@ -144,7 +147,7 @@ def kv_way(
             have_tokens=0,
             transports=offer.transports,
         )
-        want = _expected(handoff_id)
+        want = reserved(handoff_id)
         manifest = Manifest(
             **{name: getattr(want, name) for name in Expected.__dataclass_fields__},
             chunks=plan_chunks(0, num_tokens, 0),

@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any
 
 from services.cli import transfer_nixl
-from services.cli.transfer_kv import SECRET, SHAPE, Book, Pool, Setup, Way, kv_way, opened
+from services.cli.transfer_kv import SECRET, SHAPE, Book, Pool, Setup, Way, kv_way, opened, reserved
 from shared.kv.limits import ReceiveLimits
 from shared.kv.outgoing import SendTimeouts
 from shared.kv.put import PutReport
@@ -50,7 +50,7 @@ def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
     listener = KvListener(
         "127.0.0.1",
         0,
-        Book(pool.views()),
+        Book(pool.views(), reserved),
         secret=SECRET,
         limits=ReceiveLimits(),
         on_end=no_report,

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from services.cli.health import answers
 from services.cli.host import look_at_host, why_not_listen
-from services.cli.interrupt import SIGNALS, unwound_by_signals
+from services.cli.interrupt import unwound_by_signals
 from services.cli.lasting import lasting
 from services.cli.log_lines import readable
 from services.cli.plan import ChildSpec, Host, Options, base_url, plan, with_checkpoint
@@ -30,6 +30,7 @@ from services.cli.progress import Display, make_display
 from services.cli.run import settings_classes
 from services.cli.supervisor import ChildFailed, Policy, Stop, Supervisor
 from services.cli.up_settings import check_settings, secret_of
+from shared.models.ending import SIGNALS
 from shared.models.error import ModelError
 from shared.models.prepare import ensure_checkpoint
 from shared.models.store import default_cache_dir

@@ -33,7 +33,7 @@ class Slots(Protocol):
         """How long the stream of this blob is."""
         ...
 
-    def begin(self) -> None:
+    def begin(self, layout: BlobLayout) -> None:
         """Called once, when the header is accepted: take what stands in the stream before the first chunk."""
         ...
 
@@ -77,7 +77,7 @@ class BlobDecoder:
         header = bytes(prefix + read_section(receive, json_length(prefix, self._max_header_bytes)))
         layout = self._accept(header)
         if self._slots is not None:
-            self._slots.begin()
+            self._slots.begin(layout)
         digests: list[int] = []
         for chunk in layout.manifest.chunks:
             if isinstance(layout, QuantLayout):

@@ -16,6 +16,28 @@ GRACE_S = 5.0
 Handler = Callable[[int, FrameType | None], Any]
 
 
+class Ending:
+    """The end of the process, however long it takes to unwind, the end of the interpreter included.
+
+    grace_s: from the first `begin` on. end: ends the process; called on a thread that nothing waits for.
+    """
+
+    def __init__(self, grace_s: float, end: Callable[..., object]) -> None:
+        self._grace_s = grace_s
+        self._end = end
+        self._has_begun = False
+
+    def begin(self, *given: object) -> bool:
+        """For signal handlers; a second signal may come within. False if it has begun already. given: for `end`."""
+        if self._has_begun:
+            return False
+        self._has_begun = True
+        timer = threading.Timer(self._grace_s, self._end, given)
+        timer.daemon = True
+        timer.start()
+        return True
+
+
 @contextmanager
 def ends_after_signal(grace_s: float = GRACE_S) -> Iterator[None]:
     """After one of SIGNALS that a handler takes, which is called as ever, the process ends within `grace_s`.
@@ -26,24 +48,19 @@ def ends_after_signal(grace_s: float = GRACE_S) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    is_ending = False
+    ending = Ending(grace_s, os._exit)
 
-    def ending(handler: Handler) -> Handler:
-        def end(number: int, frame: FrameType | None) -> None:
-            nonlocal is_ending
-            if not is_ending:
-                is_ending = True
-                timer = threading.Timer(grace_s, os._exit, (128 + number,))
-                timer.daemon = True
-                timer.start()
+    def beginning(handler: Handler) -> Handler:
+        def begin(number: int, frame: FrameType | None) -> None:
+            ending.begin(128 + number)
             handler(number, frame)
 
-        return end
+        return begin
 
     before = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
     try:
         for number, handler in before.items():
-            signal.signal(number, ending(handler))
+            signal.signal(number, beginning(handler))
         yield
     finally:
         for number, handler in before.items():

@@ -116,7 +116,7 @@ def test_killed_sender_leaves_nothing(decode: RunningWorker, transport: str, num
             pipe.close()
             wait_until(lambda: not segments())
         free_of(decode)
-    assert decode.metric("handoff_kv_puts_total", transport=told) - puts >= 1
+    assert decode.metric("handoff_kv_puts_total", transport=told) - puts >= num_kills / 4
     assert decode.metric("handoff_kv_puts_total", transport=told, status="200") == 0
 
 

@@ -7,16 +7,14 @@ sends the same KV three times; it prints the transport of each.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
-from shared.kv.book import Received
+from services.cli.transfer_kv import Book
 from shared.kv.limits import ReceiveLimits
 from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
 from shared.kv.shape import KvShape
-from shared.kv.source import KvSink
 from shared.kv.ticket import Ticket
 from shared.kv.transports.choice import offered, usable
 from shared.wire import Handoff
@@ -28,30 +26,6 @@ TRANSPORTS = "nixl,tcp"
 SHAPE = KvShape(num_layers=8, num_kv_heads=4, head_dim=64, dtype="BF16")
 WANT = expected(num_tokens=700, shape=SHAPE)
 NUM_PUTS = 3
-
-
-class Claim:
-    """Takes everything."""
-
-    def __init__(self, sink: KvSink) -> None:
-        self.expected = WANT
-        self.sink = sink
-
-    def attach(self, abort: Callable[[], None]) -> None: ...
-
-    def commit(self, received: Received) -> None: ...
-
-    def release(self) -> None: ...
-
-
-class Book:
-    """Grants everything."""
-
-    def __init__(self, sink: KvSink) -> None:
-        self._sink = sink
-
-    def claim(self, ticket: Ticket) -> Claim:
-        return Claim(self._sink)
 
 
 def receive(address: str) -> None:
@@ -68,7 +42,7 @@ def receive(address: str) -> None:
     listener = KvListener(
         address,
         0,
-        Book(pool.views()),
+        Book(pool.views(), lambda _: WANT),
         secret=SECRET,
         limits=ReceiveLimits(),
         on_end=on_end,

@@ -10,6 +10,7 @@ import numpy as np
 from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
 from shared.kv.carrier import Body
 from shared.kv.layout import BlobLayout
+from shared.kv.manifest import Chunk
 from shared.kv.pieces import ChunkBytes
 from shared.kv.section import Section, read_section
 from shared.kv.told_chunk import ToldChunk, read_blocks
@@ -88,23 +89,20 @@ class NixlSlots:
         self._carrier = carrier
         self._body = body
         self._terms = carrier.terms
-        self._layout: BlobLayout | None = None
+        self._last_chunk: Chunk | None = None
         self._remote: Ranged | None = None
 
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """Header, introduction, blocks and trailer. Raises ManifestMismatch for rows that no slot can hold."""
         if layout.row_bytes > SLOT_BYTES:
             raise ManifestMismatch("a slot is smaller than one row of KV")
-        self._layout = layout
         return self._terms.body_bytes(header_bytes, layout)
 
-    def begin(self) -> None:
+    def begin(self, layout: BlobLayout) -> None:
         """Read the introduction, which the first PUT has even if nothing is to be read, and where the KV is.
 
         Raises InvalidRequest, ManifestMismatch, TransportFailed; TimeoutError, Interrupted, OSError.
         """
-        layout = self._layout
-        assert layout is not None
         if num_bytes := self._terms.introduction_bytes:
             self._carrier.introduce(read_section(self._body.receive, num_bytes))
         if self._carrier.landing is None:
@@ -114,6 +112,7 @@ class NixlSlots:
             raise ManifestMismatch("the pool has not the layers that the manifest implies")
         told = read_blocks(self._body, layout.manifest, self._terms.block_size)
         self._remote = Ranged(bases, told, layout.row_bytes)
+        self._last_chunk = layout.manifest.chunks[-1] if layout.manifest.chunks else None
 
     def fill(self, target: ChunkBytes) -> None:
         """Batches as the sender tells of them.
@@ -122,7 +121,6 @@ class NixlSlots:
         """
         carrier = self._carrier
         assert carrier.landing is not None
-        assert self._layout is not None
         assert self._remote is not None
         told = ToldChunk(self._body, target)
         landed = LandedReads(carrier.landing, told, self._remote, carrier.prepare)
@@ -138,7 +136,7 @@ class NixlSlots:
                 target.copy_in(batch, landed.next(position, partial(self._wait, section)))
                 carrier.read_bytes += batch.num_bytes
             # After the last one comes the answer, which says the same.
-            if target.chunk != self._layout.manifest.chunks[-1]:
+            if target.chunk != self._last_chunk:
                 carrier.tell()
         except ReadFailed as exc:
             carrier.broken()

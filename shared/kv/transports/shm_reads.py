@@ -74,26 +74,24 @@ class PoolSlots:
         self._terms = terms
         self._scratch = scratch
         self._body = body
-        self._layout: BlobLayout | None = None
         self._source: BlockViews | None = None
         self._origin = 0
 
     def body_bytes(self, header_bytes: int, layout: BlobLayout) -> int:
         """Header, blocks, lengths and trailer. Raises ManifestMismatch for a pool of another shape."""
-        terms, self._layout = self._terms, layout
+        terms = self._terms
         region_bytes = terms.num_blocks * terms.block_size * layout.row_bytes
         block_bytes = terms.block_size * layout.row_bytes
         if (len(layout.tensors), region_bytes) != self._pool.rows.shape or block_bytes > _MAX_BLOCK_BYTES:
             raise ManifestMismatch("the pool has not the shape that the manifest implies")
         return terms.body_bytes(header_bytes, layout)
 
-    def begin(self) -> None:
+    def begin(self, layout: BlobLayout) -> None:
         """Read where the KV is. Raises InvalidRequest, ManifestMismatch."""
-        assert self._layout is not None
-        told = read_blocks(self._body, self._layout.manifest, self._terms.block_size)
+        told = read_blocks(self._body, layout.manifest, self._terms.block_size)
         if max(told.blocks, default=0) >= self._terms.num_blocks:
             raise ManifestMismatch("the pool has no such block")
-        self._source = BlockViews(self._pool, told.blocks, self._layout.row_bytes)
+        self._source = BlockViews(self._pool, told.blocks, layout.row_bytes)
         self._origin = told.origin
 
     def fill(self, target: ChunkBytes) -> None:

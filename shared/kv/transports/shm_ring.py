@@ -197,7 +197,7 @@ class SegmentSlots:
             raise ManifestMismatch("a slot is smaller than one row of KV")
         return body_bytes(header_bytes, layout, self._carrier.segment.shape)
 
-    def begin(self) -> None:
+    def begin(self, layout: BlobLayout) -> None:
         """Nothing: the segment came with the head."""
 
     def fill(self, target: ChunkBytes) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from services.cli.host import free_ports
-from services.cli.interrupt import SIGNALS, unwound_by_signals
+from services.cli.interrupt import unwound_by_signals
+from shared.models.ending import SIGNALS
 from tests.unit.services.cli.fakes import alive
 
 # `handoff up` whose model is prepared by the code that it is given.

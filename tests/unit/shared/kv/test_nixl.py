@@ -124,7 +124,7 @@ def test_a_peer_introduces_itself_once(nixl: Agents) -> None:
             ):
                 slots = carrier.slots(body)
                 slots.body_bytes(0, LAYOUT)
-                slots.begin()
+                slots.begin(LAYOUT)
 
 
 class Unreachable(NixlTransport):
