@@ -27,7 +27,7 @@ help: ## list the targets
 
 env: $(STAMP) ## make or renew the environment in .venv from the lock file
 
-$(STAMP): $(LOCK) pyproject.toml
+$(STAMP): $(LOCK) pyproject.toml shared/kv/copy_rows.c
 	@test -n "$(PYTHON)" || { echo "python3.11 or python3.12 is needed" >&2; exit 1; }
 	@echo "making $(VENV) from $(LOCK)"
 	@rm -rf $(VENV)

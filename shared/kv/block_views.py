@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.errors import InvariantBroken
+from shared.kv.copy_rows import Pieces, Place
 from shared.kv.pool_memory import PoolMemory, Rows
 from shared.kv.shape import Kind, tensor_index
 
@@ -53,7 +54,7 @@ def one_tensor(layer: int, kind: Kind) -> slice:
     return slice(at, at + 1)
 
 
-Pieces = tuple[tuple[slice, slice], ...]
+Slices = tuple[tuple[slice, slice], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +63,14 @@ class _Gather:
 
     blocks: Rows
     middle: slice
-    edges: Pieces
+    edges: Slices
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """Where a range is: runs of neighbouring blocks, (its bytes, bytes of a region); or how to gather it."""
 
-    runs: Pieces
+    runs: Slices
     gather: _Gather | None = None
 
 
@@ -119,6 +120,31 @@ class BlockViews:
         runs = self._plan_of(start, end).runs
         return self.memory.rows[tensors, runs[0][1]] if len(runs) == 1 else None
 
+    def place(self, tensors: slice) -> Place:
+        """Where their regions are."""
+        region_bytes = self.memory.rows.shape[1]
+        return Place(self.memory.extent[0] + tensors.start * region_bytes, region_bytes)
+
+    def one_piece(self, start: int, end: int) -> tuple[int, int] | None:
+        """(offset, bytes) of [start, end) in a region, if it is in one piece there."""
+        runs = self._plan_of(start, end).runs
+        if len(runs) != 1:
+            return None
+        theirs = runs[0][1]
+        return theirs.start, theirs.stop - theirs.start
+
+    def pieces(self, start: int, end: int) -> Pieces:
+        """Where [start, end) lies in a region: int64 [n, 2] (offset, bytes), in order of position."""
+        plan, row = self._plan_of(start, end), self._row_bytes
+        gather = plan.gather
+        if gather is None:
+            return _as_pieces(plan.runs)
+        num_bytes = self._block_size * row
+        blocks = np.stack([gather.blocks * num_bytes, np.full_like(gather.blocks, num_bytes)], axis=1)
+        before = [edge for edge in gather.edges if edge[0].start < gather.middle.start]
+        after = [edge for edge in gather.edges if edge[0].start >= gather.middle.stop]
+        return np.concatenate([_as_pieces(before), blocks, _as_pieces(after)])
+
     def copy_out(self, tensors: slice, start: int, end: int, into: Rows) -> None:
         """Gather positions [start, end). into: uint8 [tensors, bytes]."""
         rows, plan = self.memory.rows[tensors], self._plan_of(start, end)
@@ -161,7 +187,7 @@ class BlockViews:
         middle = slice((first - start) * row, (last - start) * row)
         return _Plan((), _Gather(blocks, middle, edges))
 
-    def _runs(self, start: int, end: int, origin: int) -> Pieces:
+    def _runs(self, start: int, end: int, origin: int) -> Slices:
         """Pieces of [start, end): where they are among the bytes from `origin` on, and in a region."""
         row = self._row_bytes
         at, found = (start - origin) * row, []
@@ -170,3 +196,8 @@ class BlockViews:
             found.append((slice(at, at + num_bytes), slice(first * row, last * row)))
             at += num_bytes
         return tuple(found)
+
+
+def _as_pieces(runs: Sequence[tuple[slice, slice]]) -> Pieces:
+    found = [(theirs.start, theirs.stop - theirs.start) for _, theirs in runs]
+    return np.array(found, dtype=np.int64).reshape(-1, 2)

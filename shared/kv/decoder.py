@@ -12,11 +12,12 @@ from typing import Protocol
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import DigestMismatch, InvalidRequest, ManifestMismatch
+from shared.kv.batch import BATCH_TENSORS
 from shared.kv.book import Received
 from shared.kv.header import LENGTH, claimed_chunks, claims_quantised, json_length, parse_header
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk, Expected, Manifest, check
-from shared.kv.pieces import BATCH_TENSORS, ChunkBytes, Scratch
+from shared.kv.pieces import ChunkBytes, Scratch
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_chunk import QuantChunk
 from shared.kv.quant_layout import QuantLayout, blob_layout

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
+from shared.kv.batch import Batch
 from shared.kv.block_views import BlockViews
 from shared.kv.layout import BlobLayout
-from shared.kv.pieces import Batch, ChunkBytes, Scratch
+from shared.kv.pieces import ChunkBytes, Scratch
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_chunk import QuantChunk
 from shared.kv.quant_layout import QuantLayout
@@ -57,9 +58,8 @@ class BlobEncoder:
         for batch in self._ready(index, content.batches()):
             if content.scattered:
                 memory = self._scratch.take(batch.num_bytes)
-                content.copy_out(batch, memory)
+                content.take_out(batch, memory)
                 yield [memory]
-                content.digest_copy(batch, memory)
             else:
                 # Digested before they are read for the wire: a block that changes meanwhile is found out.
                 views = content.views(batch)
@@ -94,19 +94,17 @@ class BlobEncoder:
             return ()
         return self._in_pool().blocks(manifest.from_token, manifest.num_tokens)
 
-    def leave_chunk(self, index: int, max_bytes: int) -> Iterator[list[Batch]]:
-        """One chunk that a peer reads from the pool: batches that it may read now, all of them in the end."""
+    def leave_chunk(self, index: int, max_bytes: int, *, peer_keeps_up: bool) -> Iterator[list[Batch]]:
+        """One chunk that a peer reads from the pool: batches that it may read now, all of them in the end.
+
+        peer_keeps_up: it shares this core's last cache, and reads as fast as this side digests.
+        """
         content = self._begin(index)
         for batches in self._ready_together(index, content.batches(max_bytes)):
             yield batches
             # The peer reads meanwhile. A block that changes before both have read it is found out.
             for batch in batches:
-                if content.scattered:
-                    memory = self._scratch.take(batch.num_bytes)
-                    content.copy_out(batch, memory)
-                    content.digest_copy(batch, memory)
-                else:
-                    content.digest(batch)
+                content.digest_left(batch, self._scratch, through_caches=peer_keeps_up)
         self._digests += content.digests
 
     def trailer(self, first: FirstTokens) -> list[Buffer]:

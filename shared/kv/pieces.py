@@ -1,81 +1,31 @@
-"""A chunk cut into batches, and how the bytes of a batch are reached and digested. For encoder and decoder alike.
-
-The cut depends on layout and batch size alone, so that two sides that agree on the size agree on every batch.
-"""
+"""How the bytes of a batch are reached, copied and digested. For encoder and decoder alike."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
+from shared.kv.batch import BATCH_BYTES, Batch, cut
 from shared.kv.block_views import BlockViews
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk
+from shared.kv.one_pass import OnePass
 from shared.kv.pool_memory import Rows, as_rows
 from shared.kv.source import KvSink, KvSource
 
-# One system call, or one slot of a segment, carries a batch.
-BATCH_BYTES = 512 * 1024
-BATCH_TENSORS = 256
-
-
-class Batch(NamedTuple):
-    """Rows [start, end), positions of the sequence, of each of a chunk's tensors [first, last).
-
-    All rows of several tensors, or some rows of one. As K and V of all layers have one size, there is no other cut.
-    """
-
-    first: int
-    last: int
-    start: int
-    end: int
-    num_bytes: int
-
-    @property
-    def tensors(self) -> slice:
-        """Which of the chunk's tensors, in file order."""
-        return slice(self.first, self.last)
-
-    @property
-    def num_tensors(self) -> int:
-        """How many those are."""
-        return self.last - self.first
-
-
-def cut(chunk: Chunk, num_tensors: int, row_bytes: int, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
-    """The chunk's bytes in file order, in batches of at most `max_bytes` (but at least one row)."""
-    start, end = chunk
-    num_rows, max_rows = end - start, max(1, max_bytes // row_bytes)
-    if num_rows <= max_rows:
-        step = min(max_rows // num_rows, BATCH_TENSORS)
-        for first in range(0, num_tensors, step):
-            last = min(first + step, num_tensors)
-            yield Batch(first, last, start, end, (last - first) * num_rows * row_bytes)
-        return
-    step = -(-num_rows // -(-num_rows // max_rows))
-    for tensor in range(num_tensors):
-        for at in range(start, end, step):
-            stop = min(at + step, end)
-            yield Batch(tensor, tensor + 1, at, stop, (stop - at) * row_bytes)
-
-
-def num_batches(chunk: Chunk, num_tensors: int, row_bytes: int, max_bytes: int) -> int:
-    """How many `cut` gives, for chunks of any number without making them."""
-    num_rows, max_rows = chunk[1] - chunk[0], max(1, max_bytes // row_bytes)
-    if num_rows <= max_rows:
-        return -(-num_tensors // min(max_rows // num_rows, BATCH_TENSORS))
-    return num_tensors * -(-num_rows // max_rows)
+# So much KV is not read before other things have taken its place in the caches: it is copied past them.
+_PAST_CACHES_BYTES = 1024 * 1024
 
 
 class ChunkBytes:
     """One chunk's rows in a source or sink, by batch; `digests` of its tensors as batches are digested in order.
 
     `scattered`: they are cheaper to copy as a batch than to view one by one. in_pool: the source or sink itself if
-    it lies in a block pool, where rows of many tensors are copied in one call.
+    it lies in a block pool, where rows of many tensors are copied in one call, and digested in the same pass where
+    the compiled code takes them.
     """
 
     def __init__(self, memory: KvSource | KvSink, layout: BlobLayout, chunk: Chunk) -> None:
@@ -87,6 +37,9 @@ class ChunkBytes:
         self._tensors = layout.tensors
         self.row_bytes = layout.row_bytes
         self._state: xxh3_64 | None = None
+        self._one_pass: OnePass | None = None
+        if self.in_pool is not None:
+            self._one_pass = OnePass(self.in_pool, chunk, past_caches=layout.kv_bytes >= _PAST_CACHES_BYTES)
 
     def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
         """All of it."""
@@ -121,14 +74,22 @@ class ChunkBytes:
                 into[at:end] = view
                 at = end
 
+    def take_out(self, batch: Batch, into: memoryview) -> None:
+        """The same, and digest it."""
+        if self._one_pass is None or not self._digested(self._one_pass.copy_out(batch, into)):
+            self.copy_out(batch, into)
+            self.digest_copy(batch, into)
+
     def copy_in(self, batch: Batch, content: memoryview) -> None:
         """Copy a batch from one buffer of its length to where it belongs, and digest it.
 
-        What is digested is the buffer, afterwards: it is in the caches, and the copy may have gone past them.
+        In two passes what is digested is the buffer, afterwards: it is in the caches.
         """
-        if self.in_pool is not None:
-            self.in_pool.copy_in(batch.tensors, batch.start, batch.end, as_rows(content, batch.num_tensors))
-            self.digest_copy(batch, content)
+        if self.in_pool is not None and self._one_pass is not None:
+            if not self._digested(self._one_pass.copy_in(batch, content)):
+                rows = as_rows(content, batch.num_tensors)
+                self.in_pool.copy_in(batch.tensors, batch.start, batch.end, rows)
+                self.digest_copy(batch, content)
             return
         at = 0
         views = self.views(batch)
@@ -139,14 +100,28 @@ class ChunkBytes:
                 at = end
         self.digest(batch, views)
 
+    def look_up(self, source: BlockViews, origin: int) -> None:
+        """Work out what `copy_from` will want, before there is KV. origin: position 0 of `source` here."""
+        start, end = self.chunk
+        source.look_up(start - origin, end - origin)
+        if self._one_pass is not None:
+            self._one_pass.look_up(source, origin)
+
+    def look_up_buffer(self) -> None:
+        """Work out what `copy_in` will want."""
+        if self._one_pass is not None:
+            self._one_pass.look_up_buffer()
+
     def copy_from(self, batch: Batch, source: BlockViews, origin: int, scratch: Scratch) -> None:
-        """Copy a batch from a peer's pool, and digest what was copied. origin: position 0 of `source` here."""
+        """Copy a batch from a peer's pool, and digest what was copied. After `look_up`."""
+        if self._one_pass is not None and self._digested(self._one_pass.copy_from(batch, source)):
+            return
         start, end = batch.start - origin, batch.end - origin
         rows = source.adjacent_rows(batch.tensors, start, end)
         if rows is not None and self.in_pool is not None and not self.scattered:
             self.in_pool.copy_in(batch.tensors, batch.start, batch.end, rows)
-            # Where it was read it is in the caches; the copy went past them. Afterwards, so that a block which the
-            # peer has given to another sequence meanwhile is found out: it does not change back that soon.
+            # Where it was read it is in the caches. Afterwards, so that a block which the peer has given to another
+            # sequence meanwhile is found out: it does not change back that soon.
             self._digest_rows(batch, rows)
             return
         memory = scratch.take(batch.num_bytes)
@@ -166,9 +141,27 @@ class ChunkBytes:
         else:
             self._go_on(batch, chain.from_iterable(views))
 
+    def digest_left(self, batch: Batch, scratch: Scratch, *, through_caches: bool) -> None:
+        """Digest a batch that stays where it lies. through_caches: leave it there for a peer that shares them."""
+        if through_caches and not self.scattered:
+            self.digest(batch)
+            return
+        digests = self._one_pass.digest(batch, through_caches=through_caches) if self._one_pass else None
+        if self._digested(digests):
+            return
+        if self.scattered:
+            self.take_out(batch, scratch.take(batch.num_bytes))
+        else:
+            self.digest(batch)
+
     def digest_copy(self, batch: Batch, copy: memoryview) -> None:
         """Digest a batch that lies in one buffer."""
         self._digest_rows(batch, as_rows(copy, batch.num_tensors))
+
+    def _digested(self, digests: list[int] | None) -> bool:
+        """Whether one pass has done it all."""
+        self.digests += digests or ()
+        return digests is not None
 
     def _digest_rows(self, batch: Batch, rows: Rows) -> None:
         """A tensor in one piece needs no state of its own: setting one up costs as much as digesting 30 KB."""

@@ -35,7 +35,7 @@ class PoolMemory:
         self.block_size = block_size
         self.shared = shared
 
-    @property
+    @cached_property
     def extent(self) -> tuple[int, int]:
         """(address, length) of all of it."""
         return int(self.rows.ctypes.data), self.rows.nbytes

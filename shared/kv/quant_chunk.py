@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import DigestMismatch
+from shared.kv.batch import BATCH_BYTES, Batch
 from shared.kv.block_views import BlockViews, one_tensor
 from shared.kv.manifest import Chunk
-from shared.kv.pieces import BATCH_BYTES, Batch
 from shared.kv.pool_memory import as_rows
 from shared.kv.quant import NotFinite, Quantised
 from shared.kv.quant_layout import QuantLayout

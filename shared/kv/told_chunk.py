@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shared.errors import InvalidRequest, ManifestMismatch
+from shared.kv.batch import num_batches
 from shared.kv.carrier import Body
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Manifest
-from shared.kv.pieces import ChunkBytes, num_batches
+from shared.kv.pieces import ChunkBytes
 from shared.kv.section import Section, read_section
 
 # Copied or read at once, and then digested: more than goes through the kernel, as each time has its fixed price.
@@ -42,12 +43,12 @@ def blocks_message(encoder: BlobEncoder) -> bytes:
     return struct.pack(f"<{len(blocks)}I", *blocks)
 
 
-def messages(encoder: BlobEncoder, index: int) -> Iterator[tuple[bytes, int]]:
+def messages(encoder: BlobEncoder, index: int, *, peer_keeps_up: bool) -> Iterator[tuple[bytes, int]]:
     """What to send for a chunk, as soon as it is known, and how many bytes of KV the peer may read then.
 
-    They are digested when the next message is asked for: send each at once.
+    They are digested when the next message is asked for: send each at once. peer_keeps_up: with digesting.
     """
-    for batches in encoder.leave_chunk(index, TOLD_BATCH_BYTES):
+    for batches in encoder.leave_chunk(index, TOLD_BATCH_BYTES, peer_keeps_up=peer_keeps_up):
         lengths = [batch.num_bytes for batch in batches]
         yield struct.pack(f"<{len(lengths)}I", *lengths), sum(lengths)
 

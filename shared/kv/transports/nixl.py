@@ -112,7 +112,7 @@ class NixlConnection(Connection):
         self._wait_read(io_s)
         if (failure := self._reading.failure) is not None:
             raise TransportFailed(f"KV cannot be sent over NIXL: {failure}") from failure
-        for message, num_bytes in told_chunk.messages(encoder, index):
+        for message, num_bytes in told_chunk.messages(encoder, index, peer_keeps_up=False):
             self._notices.tell(self._reading, num_bytes)
             self.stream.send_all([message], time.monotonic() + io_s)
 

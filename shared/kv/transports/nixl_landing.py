@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from shared.kv.pieces import Batch
+from shared.kv.batch import Batch
 from shared.kv.pool_memory import address_of
 from shared.kv.told_chunk import TOLD_BATCH_BYTES, ToldChunk
 from shared.kv.transports.nixl_agent import NixlAgent, Prepared, Ranges, Read, Registration
@@ -80,6 +80,10 @@ class LandedReads:
         self._num_begun = 0
         self._rows: dict[tuple[int, int], _Rows] = {}
 
+    def look_up(self) -> None:
+        """What `next` will want, before there is KV. Raises ReadFailed."""
+        self._rows_of(self._told.batches[0])
+
     def next(self, position: int, wait: Callable[[float], None]) -> memoryview:
         """The bytes of a batch, until the next one is asked for. Called for each in order.
 
@@ -107,13 +111,17 @@ class LandedReads:
 
     def _begin(self, slot: int) -> None:
         batch = self._told.batches[self._num_begun]
+        self._landing.begun.append((self._rows_of(batch).read(batch, slot), slot))
+        self._num_begun += 1
+
+    def _rows_of(self, batch: Batch) -> _Rows:
+        """As looked up for the first batch with these rows."""
         rows = self._rows.get((batch.start, batch.end))
         if rows is None:
             rows = self._rows[batch.start, batch.end] = _Rows(
                 self._landing, self._remote, batch, self._prepare
             )
-        self._landing.begun.append((rows.read(batch, slot), slot))
-        self._num_begun += 1
+        return rows
 
 
 class _Rows:

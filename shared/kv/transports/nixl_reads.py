@@ -123,9 +123,11 @@ class NixlSlots:
         assert carrier.landing is not None
         assert self._remote is not None
         told = ToldChunk(self._body, target)
+        target.look_up_buffer()
         landed = LandedReads(carrier.landing, told, self._remote, carrier.prepare)
         num_said = 0
         try:
+            landed.look_up()
             for position, batch in enumerate(told.batches):
                 num_new = position - num_said
                 if num_new == _BATCHES_A_NOTICE or (num_new and not told.can_tell(position)):

@@ -92,7 +92,7 @@ class PoolConnection(Connection):
 
     def send_chunk(self, encoder: BlobEncoder, index: int, io_s: float) -> None:
         """Name the chunk's batches as they are computed."""
-        for message, num_bytes in told_chunk.messages(encoder, index):
+        for message, num_bytes in told_chunk.messages(encoder, index, peer_keeps_up=True):
             self.stream.send_all([message], time.monotonic() + io_s)
             self._told_bytes += num_bytes
 

@@ -98,8 +98,7 @@ class PoolSlots:
         """Copy batches as the sender tells of them. Raises InvalidRequest, ManifestMismatch."""
         assert self._source is not None
         told = ToldChunk(self._body, target)
-        first = told.batches[0]
-        self._source.look_up(first.start - self._origin, first.end - self._origin)
+        target.look_up(self._source, self._origin)
         for position, batch in enumerate(told.batches):
             told.wait(position)
             target.copy_from(batch, self._source, self._origin, self._scratch)

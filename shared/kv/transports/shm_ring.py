@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Mapping
 
 from shared.errors import InvalidRequest, ManifestMismatch, TransportFailed
+from shared.kv.batch import num_batches
 from shared.kv.carrier import Body
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout
-from shared.kv.pieces import ChunkBytes, num_batches
+from shared.kv.pieces import ChunkBytes
 from shared.kv.section import Section, read_section
 from shared.kv.segment import Segment, SegmentShape, attach, create
 from shared.kv.stream import Stream

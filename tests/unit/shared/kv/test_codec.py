@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvariantBroken
+from shared.kv.batch import BATCH_BYTES, BATCH_TENSORS
 from shared.kv.block_views import block_runs
 from shared.kv.encoder import BlobEncoder
 from shared.kv.layout import BlobLayout, total_bytes_bounds
-from shared.kv.pieces import BATCH_BYTES, BATCH_TENSORS
 from shared.kv.shape import ITEMSIZE_BYTES, KvDtype, KvShape
 from tests.unit.shared.kv.blobs import SHAPE, Pool, decode, encode, expected, first_tokens, manifest_for
 

@@ -66,7 +66,7 @@ def told() -> bytes:
     """What a sender says of a chunk of many batches."""
     encoder = BlobEncoder(LAYOUT, Pool(BIG, num_tokens=4096, block_size=16, seed=1).views())
     blocks = told_chunk.blocks_message(encoder)
-    ((message, num_bytes),) = told_chunk.messages(encoder, 0)
+    ((message, num_bytes),) = told_chunk.messages(encoder, 0, peer_keeps_up=True)
     assert LAYOUT.kv_bytes == num_bytes > 3 * TOLD_BATCH_BYTES
     assert len(blocks + message) == told_chunk.body_bytes(LAYOUT, 16)
     return blocks + message
