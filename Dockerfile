@@ -9,7 +9,9 @@ ARG TORCH=gpu
 ARG CPU_INDEX=https://download.pytorch.org/whl/cpu
 ENV PATH=/opt/handoff/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-RUN python -m venv /opt/handoff
+# The compiler is for shared/kv/copy_rows.c alone, and stays behind in this stage.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+    && python -m venv /opt/handoff
 
 # torch first, in a layer of its own: it is nearly all of the image and changes rarely
 COPY requirements.lock requirements-gpu.lock ./

@@ -19,7 +19,6 @@ from typing import Literal
 import httpx
 
 from services.cli.plan import format_cores, split_cores
-from shared.kv.streaming_copies import streaming_copies
 
 Topology = Literal["pd", "unified"]
 TOPOLOGIES: tuple[Topology, ...] = ("pd", "unified")
@@ -88,8 +87,6 @@ def worker_command(role: str, model: str, secret: str) -> tuple[list[str], str, 
         "HANDOFF_HOST": "127.0.0.1",
         "HANDOFF_PORT": str(port),
     }
-    if role == "decode":
-        own |= streaming_copies(os.environ)
     return [sys.executable, "-m", "services.cli.main", role], f"http://127.0.0.1:{port}", own
 
 

@@ -16,8 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from shared.kv.streaming_copies import streaming_copies
-
 Role = Literal["prefill", "decode", "router"]
 
 LOOPBACK = "127.0.0.1"
@@ -83,8 +81,6 @@ def plan(options: Options, host: Host, environ: Mapping[str, str], *, secret: st
     for index, (role, name) in enumerate(options.workers):
         own = {"HANDOFF_NAME": name, "HANDOFF_HOST": LOOPBACK, "HANDOFF_PORT": str(host.ports[index])}
         own |= _compute(options, host, environ, shares[index], index)
-        if role == "decode" and options.num_prefill:
-            own |= streaming_copies(environ)
         urls[role].append(base_url(LOOPBACK, host.ports[index]))
         children.append(_child(role, name, common | own, urls[role][-1]))
     router = {

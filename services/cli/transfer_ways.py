@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection as Pipe
@@ -26,7 +26,6 @@ from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
 from shared.kv.shape import KINDS
-from shared.kv.streaming_copies import streaming_copies
 from shared.kv.transports import nixl_wire, shm_wire
 from shared.kv.transports.choice import offered, usable
 
@@ -88,18 +87,6 @@ def _take_raw(listening: socket.socket, buffer: bytearray) -> None:
 
 
 @contextmanager
-def _environ(own: Mapping[str, str]) -> Iterator[None]:
-    """For a process that is started within."""
-    before = dict(os.environ)
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextmanager
 def ways(setup: Setup) -> Iterator[dict[str, Way]]:
     """Every way by name, ready to be used; this process keeps to the sender's core within."""
     import torch  # noqa: PLC0415 - takes seconds, and `handoff bench --help` needs none of it
@@ -110,8 +97,7 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
         queue = context.Queue()
         pipe, theirs = context.Pipe()
         process = context.Process(target=serve, args=(setup, theirs, queue), daemon=True)
-        with _environ(streaming_copies(os.environ)):
-            process.start()
+        process.start()
         theirs.close()
         stack.callback(process.join, 10)
         stack.callback(pipe.close)

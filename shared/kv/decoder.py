@@ -6,25 +6,20 @@ Digests are checked when the trailer is complete. Every failure is final for the
 
 from __future__ import annotations
 
-import struct
 from typing import Protocol
 
-from xxhash import xxh3_64_intdigest
-
-from shared.errors import DigestMismatch, InvalidRequest, ManifestMismatch
+from shared.errors import InvalidRequest, ManifestMismatch
 from shared.kv.batch import BATCH_TENSORS
 from shared.kv.book import Received
 from shared.kv.header import LENGTH, claimed_chunks, claims_quantised, json_length, parse_header
 from shared.kv.layout import BlobLayout
 from shared.kv.manifest import Chunk, Expected, Manifest, check
 from shared.kv.pieces import ChunkBytes, Scratch
-from shared.kv.progress import FirstTokens
 from shared.kv.quant_chunk import QuantChunk
 from shared.kv.quant_layout import QuantLayout, blob_layout
 from shared.kv.section import Receive, Section, read_section
 from shared.kv.source import KvSink
-
-_MAX_TOKEN_ID = 2**31
+from shared.kv.trailer import Trailer
 
 
 class Slots(Protocol):
@@ -85,8 +80,8 @@ class BlobDecoder:
                 digests += self._quantised_chunk(layout, chunk, receive)
             else:
                 digests += self._chunk(layout, chunk, receive)
-        trailer = read_section(receive, layout.trailer_bytes)
-        first = _check_trailer(layout, trailer, digests, xxh3_64_intdigest(header))
+        trailer = Trailer(layout, digests, header)
+        first = trailer.read(read_section(receive, layout.trailer_bytes))
         wire_bytes = len(header) + layout.data_bytes
         return Received(first, layout.kv_bytes, wire_bytes, layout.manifest.kv_wire)
 
@@ -169,21 +164,3 @@ def _as_we_would_write_it(header: bytes, expected: Expected) -> BlobLayout | Non
     except ValueError:
         return None
     return layout if layout.header == header else None
-
-
-def _check_trailer(
-    layout: BlobLayout, trailer: bytearray, digests: list[int], header_digest: int
-) -> FirstTokens:
-    """Read first tokens and flags; raise DigestMismatch unless every digest is right."""
-    choices = layout.manifest.num_choices
-    tokens, flags = trailer[: 8 * choices], trailer[8 * choices : 9 * choices]
-    computed = [*digests, xxh3_64_intdigest(tokens), xxh3_64_intdigest(flags), header_digest]
-    claimed = struct.unpack(f"<{layout.num_digests}Q", trailer[9 * choices :])
-    if list(claimed) != computed:
-        names = ["the header" if span.name == "digests" else span.name for span in layout.spans()]
-        damaged = next(name for name, a, b in zip(names, claimed, computed, strict=True) if a != b)
-        raise DigestMismatch(f"{damaged} was damaged on the way, or its digest was")
-    token_ids = struct.unpack(f"<{choices}q", tokens)
-    if not all(0 <= token < _MAX_TOKEN_ID for token in token_ids) or not set(flags) <= {0, 1}:
-        raise ManifestMismatch("the first tokens are no token ids, or their flags no flags")
-    return FirstTokens(token_ids, tuple(flag == 1 for flag in flags))

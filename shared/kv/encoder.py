@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
-
-from xxhash import xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv.batch import Batch
 from shared.kv.block_views import BlockViews
 from shared.kv.layout import BlobLayout
 from shared.kv.pieces import ChunkBytes, Scratch
-from shared.kv.progress import FirstTokens
 from shared.kv.quant_chunk import QuantChunk
 from shared.kv.quant_layout import QuantLayout
 from shared.kv.source import KvSource
+from shared.kv.trailer import Trailer
 
 Buffer = bytes | memoryview
 
@@ -107,22 +104,11 @@ class BlobEncoder:
                 content.digest_left(batch, self._scratch, through_caches=peer_keeps_up)
         self._digests += content.digests
 
-    def trailer(self, first: FirstTokens) -> list[Buffer]:
-        """First tokens, their flags, and the digests of everything."""
-        choices = self._layout.manifest.num_choices
+    def trailer(self) -> Trailer:
+        """What is left to be sent, all but the first tokens in it."""
         if self._next_chunk != len(self._layout.manifest.chunks):
             raise InvariantBroken("the trailer was asked for before all chunks")
-        if len(first.token_ids) != choices or len(first.finished) != choices:
-            raise InvariantBroken(f"{len(first.token_ids)} first tokens for {choices} choices")
-        tokens = b"".join(token.to_bytes(8, "little", signed=True) for token in first.token_ids)
-        flags = bytes(first.finished)
-        digests = [
-            *self._digests,
-            xxh3_64_intdigest(tokens),
-            xxh3_64_intdigest(flags),
-            xxh3_64_intdigest(self._layout.header),
-        ]
-        return [tokens + flags + struct.pack(f"<{len(digests)}Q", *digests)]
+        return Trailer(self._layout, self._digests, self._layout.header)
 
     def _ready(self, index: int, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Each batch when the layers that it is of are in the pool."""

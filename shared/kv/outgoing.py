@@ -133,9 +133,10 @@ class OutgoingPut:
             began, self._waited_s = time.monotonic(), 0.0
             self._connection.send_chunk(encoder, index, self._timeouts.io_s)
             self._account(began + self._waited_s)
+        trailer = encoder.trailer()
         first = self._until(progress.wait_finished)
         began = time.monotonic()
-        self._stream.send_all(encoder.trailer(first), began + self._timeouts.io_s)
+        self._stream.send_all([trailer.of(first)], began + self._timeouts.io_s)
         self._account(began)
 
     def _wait_layers(self, index: int, num_layers: int) -> int:
@@ -144,6 +145,7 @@ class OutgoingPut:
         manifest, progress = self._layout.manifest, self._send.progress
         end = manifest.chunks[index][1]
         complete = self._until(lambda timeout_s: progress.wait_layers(end, num_layers, timeout_s))
+        self._check_answer()
         self._waited_s += time.monotonic() - began
         return manifest.shape.num_layers if complete else num_layers
 
@@ -153,14 +155,11 @@ class OutgoingPut:
         while True:
             left_s = due - time.monotonic()
             try:
-                found = wait(min(_LOOK_UP_S, left_s))
+                return wait(min(_LOOK_UP_S, left_s))
             except BackendTimeout:
                 self._check_answer()
                 if left_s <= _LOOK_UP_S:
                     raise
-                continue
-            self._check_answer()
-            return found
 
     def _head_fields(self) -> dict[str, str]:
         return {

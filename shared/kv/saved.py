@@ -57,7 +57,7 @@ def write_saved(file: BinaryIO, layout: SavedLayout, source: KvSource, first: Fi
     for index in range(len(layout.manifest.chunks)):
         for batch in encoder.chunk(index):
             file.writelines(batch)
-    file.writelines(encoder.trailer(first))
+    file.write(encoder.trailer().of(first))
 
 
 def parse_saved_header(

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from services.cli.run import known_names, settings_classes
-from shared.kv.streaming_copies import streaming_copies
 from shared.settings import load
 
 ROOT = Path(__file__).parents[2]
@@ -110,15 +109,6 @@ def test_the_cpu_variant_has_no_gpu_block() -> None:
     assert [] == [name for name, service in compose["services"].items() if "deploy" in service]
     assert {"handoff:cpu"} == {service["image"] for service in compose["services"].values()}
     assert {"cpu"} == {service["build"]["args"]["TORCH"] for service in compose["services"].values()}
-
-
-def test_the_cpu_variant_copies_kv_as_handoff_up_does() -> None:
-    """Past the caches on decode's side; a pool on a GPU is copied otherwise."""
-    services = _cpu()["services"]
-    for name, value in streaming_copies({}).items():
-        assert value == services["decode"]["environment"][name]
-        assert name not in services["prefill"]["environment"]
-        assert name not in _gpu()["services"]["decode"]["environment"]
 
 
 @VARIANTS

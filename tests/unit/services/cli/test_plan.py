@@ -75,18 +75,6 @@ def test_the_users_own_settings_reach_the_workers() -> None:
     )
 
 
-def test_only_who_receives_kv_copies_past_the_caches() -> None:
-    """A large copy within compute is better off in them; what the user says of it stays."""
-    name = "GLIBC_TUNABLES"
-    children = _plan(Options(), TWO_CORES, {name: "glibc.malloc.check=0"})
-    assert ["glibc.malloc.check=0", "glibc.malloc.check=0:glibc.cpu.x86_non_temporal_threshold=32768"] == [
-        children[child].environ[name] for child in ("prefill-0", "decode-0")
-    ]
-    own = "glibc.cpu.x86_non_temporal_threshold=65536"
-    assert own == _plan(Options(), TWO_CORES, {name: own})["decode-0"].environ[name]
-    assert name not in _plan(Options(num_prefill=0), TWO_CORES)["decode-0"].environ
-
-
 def test_workers_take_turns_on_the_gpus() -> None:
     """Each worker has a card of its own where there are enough."""
     host = Host(cores=(0, 1, 2, 3), ports=(1, 2, 3), gpus=(80 * GIB, 80 * GIB))

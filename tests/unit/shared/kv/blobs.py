@@ -152,7 +152,7 @@ def encode(manifest: Manifest, pool: Pool, *, first_token: int = 100) -> bytes:
     for index in range(len(manifest.chunks)):
         for batch in encoder.chunk(index):
             pieces += map(bytes, batch)
-    pieces += encoder.trailer(first_tokens(manifest.num_choices, first_token))
+    pieces.append(encoder.trailer().of(first_tokens(manifest.num_choices, first_token)))
     return b"".join(pieces)
 
 

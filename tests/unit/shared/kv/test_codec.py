@@ -117,11 +117,11 @@ def test_encoder_keeps_order() -> None:
     with pytest.raises(InvariantBroken, match="chunk 0 was next"):
         next(encoder.chunk(1))
     with pytest.raises(InvariantBroken, match="before all chunks"):
-        encoder.trailer(first_tokens(1))
+        encoder.trailer()
     for index in range(3):
         list(encoder.chunk(index))
     with pytest.raises(InvariantBroken, match="2 first tokens"):
-        encoder.trailer(first_tokens(2))
+        encoder.trailer().of(first_tokens(2))
 
 
 def test_chunk_filled_is_called_in_order() -> None:
