@@ -25,7 +25,8 @@ class HostReport(Wire):
     """What a worker's process has and costs, measured when asked.
 
     host_id: equal means one kernel and network namespace. chunk_size 0: whole prompts. shm_bytes: None for a worker
-    that needs no such budget. monotonic_s, wall_s: its clocks, to be compared; nothing else may depend on them.
+    that needs no such budget. both_bytes_per_s: copied and digested in one pass; None if that takes two here.
+    monotonic_s, wall_s: its clocks, to be compared; nothing else may depend on them.
     """
 
     role: Role
@@ -39,6 +40,7 @@ class HostReport(Wire):
     shm_bytes: Count | None = None
     copy_bytes_per_s: float
     digest_bytes_per_s: float
+    both_bytes_per_s: float | None = None
     measured_s: Seconds
     monotonic_s: float
     wall_s: float

@@ -128,7 +128,7 @@ def _transfers(report: Report) -> Table:
 
 
 def _hosts(report: Report) -> Table:
-    table = _table("worker", "cores", "copy", "digest", "chunk")
+    table = _table("worker", "cores", "copy", "digest", "both at once", "chunk")
     for seen in report.seen or ():
         host = seen.host
         table.add_row(
@@ -136,6 +136,7 @@ def _hosts(report: Report) -> Table:
             str(len(host.cpus)),
             f"{host.copy_bytes_per_s / 1e9:.1f} GB/s",
             f"{host.digest_bytes_per_s / 1e9:.1f} GB/s",
+            f"{host.both_bytes_per_s / 1e9:.1f} GB/s" if host.both_bytes_per_s else "no compiled code",
             f"{host.chunk_size} tokens" if host.chunk_size else "whole prompts",
         )
     return table

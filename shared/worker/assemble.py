@@ -20,6 +20,7 @@ from shared.engine.kv_cache import CacheShape, KVCache
 from shared.engine.quant_error import QuantProbe
 from shared.engine.runner import Runner
 from shared.engine.step import Limits
+from shared.kv.copy_rows import compiled
 from shared.kv.pages_ahead import PagesAhead
 from shared.kv.pool_memory import PoolMemory
 from shared.kv.shape import KvShape, WireFormat
@@ -108,6 +109,7 @@ def assemble(settings: WorkerSettings, role: Role, cache_dir: Path, report: Call
         threads=torch.get_num_threads(),
         num_blocks=shape.num_blocks,
         max_model_len=limits.max_model_len,
+        kv_in_one_pass=compiled() is not None,
     )
     kv, runner = kv_access(cache), Runner(model, cache)
     pages_ahead = None if kv.memory is None else PagesAhead(kv.memory)

@@ -12,6 +12,8 @@ from statistics import median
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from shared.kv.copy_rows import Place, compiled, move
+from shared.kv.pool_memory import Rows
 from shared.kv.transports.unix import host_id
 from shared.wire import Role
 from shared.wire_probe import HostReport
@@ -32,6 +34,7 @@ def report_host(role: Role, settings: WorkerSettings, *, pool_is_shared: bool) -
     target = np.empty_like(source)
     copied_s = _median_s(lambda: np.copyto(target, source))
     digested_s = _median_s(lambda: xxh3_64_intdigest(source.data))
+    both_s = _in_one_pass_s(source, target)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return HostReport(
         role=role,
@@ -45,10 +48,20 @@ def report_host(role: Role, settings: WorkerSettings, *, pool_is_shared: bool) -
         shm_bytes=None if pool_is_shared else settings.shm_budget_bytes,
         copy_bytes_per_s=_BUFFER_BYTES / copied_s,
         digest_bytes_per_s=_BUFFER_BYTES / digested_s,
+        both_bytes_per_s=None if both_s is None else _BUFFER_BYTES / both_s,
         measured_s=time.monotonic() - began,
         monotonic_s=time.monotonic(),
         wall_s=time.time(),
     )
+
+
+def _in_one_pass_s(source: Rows, target: Rows) -> float | None:
+    """As KV is copied from another process's pool."""
+    copy_rows, moves = compiled(), move((0, _BUFFER_BYTES), 0)
+    if copy_rows is None or moves is None:
+        return None
+    origin, end = (Place(rows.ctypes.data, _BUFFER_BYTES) for rows in (source, target))
+    return _median_s(lambda: copy_rows(origin, end, 1, moves, store_past=True, load_past=True))
 
 
 def _median_s(act: Callable[[], object]) -> float:
