@@ -6,6 +6,7 @@ import os
 
 import pytest
 import structlog
+from hypothesis import settings
 
 from shared.settings import PREFIX
 
@@ -15,6 +16,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--stress", action="store_true", help="many more rounds of the tests that abort and kill at random"
     )
+
+
+def pytest_configure() -> None:
+    """No example is too slow: on a busy machine any may be. In CI the library's own profile goes on otherwise."""
+    settings.register_profile("handoff", settings(deadline=None))
+    settings.load_profile("handoff")
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
@@ -81,6 +81,7 @@ def taken(rows: Rows, pieces: Pieces) -> Rows:
     return np.concatenate([rows[:, at : at + length] for at, length in pieces], axis=1)
 
 
+@settings(deadline=None)
 @given(two_sides(), st.booleans(), st.booleans())
 def test_copies_and_digests_are_those_of_numpy_and_xxhash(
     sides: tuple[Pieces, Pieces, int], store_past: bool, load_past: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.kv import one_pass
@@ -87,6 +87,7 @@ def by_leaving(drawn: Sides) -> tuple[list[int], list[bytes]]:
 WAYS = [by_copying_from, by_way_of_a_buffer, by_leaving]
 
 
+@settings(deadline=None)
 @given(sides(), st.sampled_from(WAYS))
 def test_one_pass_and_two_are_the_same(drawn: Sides, way: object) -> None:
     """Whatever lies between the two pools; blocks of others stay as they were."""
