@@ -10,6 +10,7 @@ TORCH     := 2.13.0
 HAS_GPU   := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
 LOCK      := $(if $(HAS_GPU),requirements-gpu.lock,requirements.lock)
 STAMP     := $(VENV)/.made-from-$(LOCK)
+INSTALLED := $(VENV)/.installed
 # Only asked where pip itself finds no CPU build.
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
@@ -25,9 +26,9 @@ INSTALL := $(PIP) install --quiet --quiet --no-deps --no-compile
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1 \t/p' Makefile | expand -t 20
 
-env: $(STAMP) ## make or renew the environment in .venv from the lock file
+env: $(INSTALLED) ## make or renew the environment in .venv from the lock file
 
-$(STAMP): $(LOCK) pyproject.toml shared/kv/copy_rows.c
+$(STAMP): $(LOCK) pyproject.toml
 	@test -n "$(PYTHON)" || { echo "python3.11 or python3.12 is needed" >&2; exit 1; }
 	@echo "making $(VENV) from $(LOCK)"
 	@rm -rf $(VENV)
@@ -35,26 +36,30 @@ $(STAMP): $(LOCK) pyproject.toml shared/kv/copy_rows.c
 	@$(PIP) install --quiet --quiet pip==$(PIP_VERSION)
 	@$(INSTALL) -c $(LOCK) torch $(if $(HAS_GPU),,2>/dev/null || $(INSTALL) -c $(LOCK) --extra-index-url $(CPU_INDEX) torch)
 	@$(INSTALL) -r $(LOCK)
-	@$(INSTALL) --no-build-isolation -e .
-	@$(PIP) check
 	@$(BIN)/python -c 'import sys, torch; cuda = torch.version.cuda; \
 	  sys.exit(0 if bool(cuda) == bool("$(HAS_GPU)") else f"wrong build of torch: cuda is {cuda}")'
 	@touch $@
 
-serve: $(STAMP) ## get a model, start router, prefill and decode worker, print a curl line; Ctrl-C stops all
+# The project itself, and its compiled code if there is a compiler.
+$(INSTALLED): $(STAMP) shared/kv/copy_rows.c
+	@$(INSTALL) --no-build-isolation -e .
+	@$(PIP) check
+	@touch $@
+
+serve: $(INSTALLED) ## get a model, start router, prefill and decode worker, print a curl line; Ctrl-C stops all
 	@exec $(BIN)/handoff up $(ARGS)
 
-test: $(STAMP) ## all tests, the ones on the real model included
+test: $(INSTALLED) ## all tests, the ones on the real model included
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: $(STAMP) ## style, types, the dependency rule, the compose file
+check: $(INSTALLED) ## style, types, the dependency rule, the compose file
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -q tests/unit/test_compose.py
 
-gpu-check: $(STAMP) ## the tests that need an NVIDIA GPU
+gpu-check: $(INSTALLED) ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 # pip resolves without installing and says what it would install: that list, with exact versions, is the lock.
@@ -77,16 +82,17 @@ lock: ## resolve the ranges of pyproject.toml again and write both lock files
 
 STRESS_S := 900
 
-stress: $(STAMP) ## both sides killed 50 times in mid-transfer, 20 rounds of random aborts, on every transport
+stress: $(INSTALLED) ## both sides killed 50 times in mid-transfer, 20 rounds of random aborts, on every transport
 	@$(BIN)/python -m pytest tests/integration/test_transports.py --stress --timeout $(STRESS_S) $(ARGS)
 
 FUZZ_S  := 60
 ATHERIS := 3.0.0
 
-fuzz: $(STAMP) ## what arrives over the KV port, fed by a coverage-guided fuzzer for FUZZ_S seconds a target
+fuzz: $(INSTALLED) ## what arrives over the KV port, fed by a coverage-guided fuzzer for FUZZ_S seconds a target
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(INSTALL) atheris==$(ATHERIS)
 	@for target in blob ticket head; do $(BIN)/python -m tests.fuzz $$target $(FUZZ_S) || exit 1; done
 
 clean: ## remove the environment and every cache of the tools; models stay
 	rm -rf $(VENV) $(VENV).lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -f shared/kv/_copy_rows.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -115,7 +115,8 @@ async def _measure(
     remote = await prompt_times(probes.remote_prompt_s, wanted, Budget(budget.left_s))
     timed = int(min(local[-1][0], remote[-1][0]))
     if timed < wanted:
-        text = f"none above {timed} tokens was timed, times above are extrapolated: --seconds gives more time"
+        text = f"none above {timed} tokens was timed on both workers, times above are extrapolated"
+        text += ": --seconds gives more time"
         report.findings.append(Finding("prompts", "note", text))
     measured = Measured(
         local_s=line(local),
