@@ -122,8 +122,9 @@ class BlockViews:
 
     def place(self, tensors: slice) -> Place:
         """Where their regions are."""
-        region_bytes = self.memory.rows.shape[1]
-        return Place(self.memory.extent[0] + tensors.start * region_bytes, region_bytes)
+        num_regions, region_bytes = self.memory.rows.shape
+        address = self.memory.extent[0] + tensors.start * region_bytes
+        return Place(address, num_regions - tensors.start, region_bytes)
 
     def one_piece(self, start: int, end: int) -> tuple[int, int] | None:
         """(offset, bytes) of [start, end) in a region, if it is in one piece there."""

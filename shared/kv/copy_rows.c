@@ -145,7 +145,7 @@ AVX2 static State blocks_of(State state, const uint8_t *from, uint8_t *to, size_
     return BLOCKS_OF(THROUGH_CACHES);
 }
 
-/* What is left for the end: 64 to BLOCK bytes, of which the last stripe is taken once more.
+/* What is left for the end: 1 to BLOCK bytes, and the last stripe, which may begin before them but within the piece.
  * It is taken from the target, so that what was stored was digested even if the source has changed. */
 AVX2 static State last_of(State state, const uint8_t *from, uint8_t *to, size_t num_bytes) {
     const uint8_t *stored = from;

@@ -7,14 +7,18 @@ digests afterwards, with xxhash: the same bytes, the same digests, two passes.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from array import array
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
+
+from shared.errors import InvariantBroken
 
 Pieces = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -28,25 +32,40 @@ _TEST_ROWS = 2
 
 
 class Place(NamedTuple):
-    """Rows in memory: the address of the first one, and from each to the next one. Its owner keeps them alive."""
+    """Rows in memory, one right after the other, from an address on. Its owner keeps them alive."""
 
     address: int
-    stride: int
+    num_rows: int
+    row_bytes: int
+
+    def check(self, num_rows: int, end: int) -> None:
+        """Raise InvariantBroken unless so many rows are there, of at least `end` bytes."""
+        if num_rows > self.num_rows or end > self.row_bytes:
+            raise InvariantBroken(f"{num_rows} rows of {end} bytes are not within {self[1:]}")
 
 
 class Moves:
-    """The pieces that each row is copied in: int64 [n, 3], where from and where to in a row, and bytes."""
+    """The pieces that each row is copied in: int64 [n, 3], where from and where to in a row, and bytes.
 
-    def __init__(self, pieces: array[int]) -> None:
+    source_end, target_end: where the last of them ends there.
+    """
+
+    def __init__(self, pieces: array[int], source_end: int, target_end: int) -> None:
         self._pieces = pieces
         self.address, num_words = pieces.buffer_info()
         self.num_pieces = num_words // 3
+        self.source_end = source_end
+        self.target_end = target_end
 
 
-def move(source: tuple[int, int], target_offset: int) -> Moves | None:
-    """How to copy one piece (offset, bytes) to another; None if not in one pass."""
-    offset, num_bytes = source
-    return Moves(array("q", (offset, target_offset, num_bytes))) if num_bytes >= _LEAST_ROW else None
+def move(source: tuple[int, int], target: tuple[int, int]) -> Moves | None:
+    """How to copy one piece (offset, bytes) to another of its length; None if not in one pass."""
+    (begin, num_bytes), (to, to_bytes) = source, target
+    if num_bytes != to_bytes or min(begin, to) < 0:
+        raise InvariantBroken(f"{num_bytes} bytes from {begin} on do not go to {to_bytes} from {to} on")
+    if num_bytes < _LEAST_ROW:
+        return None
+    return Moves(array("q", (begin, to, num_bytes)), begin + num_bytes, to + num_bytes)
 
 
 def moves_between(source: Pieces, target: Pieces) -> Moves | None:
@@ -55,6 +74,8 @@ def moves_between(source: Pieces, target: Pieces) -> Moves | None:
     Both sides have equally many bytes in all, and no empty piece.
     """
     ends, to_ends = source[:, 1].cumsum(), target[:, 1].cumsum()
+    if ends[-1] != to_ends[-1] or min(source.min(), target.min()) < 0:
+        raise InvariantBroken(f"{ends[-1]} bytes do not go to {to_ends[-1]}")
     cuts = np.union1d(ends, to_ends)
     begins = np.concatenate(([0], cuts[:-1]))
     nbytes = cuts - begins
@@ -65,7 +86,8 @@ def moves_between(source: Pieces, target: Pieces) -> Moves | None:
         for side, its_ends in ((source, ends), (target, to_ends))
         for at in (np.searchsorted(its_ends, begins, side="right"),)
     ]
-    return Moves(array("q", np.stack([*offsets, nbytes], axis=1).astype(np.int64).tobytes()))
+    pieces = np.stack([*offsets, nbytes], axis=1).astype(np.int64)
+    return Moves(array("q", pieces.tobytes()), *(int((begin + nbytes).max()) for begin in offsets))
 
 
 class CopyRows:
@@ -90,17 +112,20 @@ class CopyRows:
         store_past: bool = False,
         load_past: bool = False,
     ) -> list[int]:
-        """Copy; the digest of each row. Without the interpreter's lock. Believes what it is told of memory.
+        """Copy; the digest of each row. Without the interpreter's lock.
 
         Without a target rows are only digested. store_past, load_past: past the caches; else through them.
+        Raises InvariantBroken, and touches nothing then, if the pieces are not within the rows.
         """
+        source.check(num_rows, moves.source_end)
+        if target is not None:
+            target.check(num_rows, moves.target_end)
         digests = array("Q", bytes(8 * num_rows))
-        to = target or Place(0, 0)
         self._copy(
             source.address,
-            source.stride,
-            to.address,
-            to.stride,
+            source.row_bytes,
+            None if target is None else target.address,
+            0 if target is None else target.row_bytes,
             num_rows,
             moves.address,
             moves.num_pieces,
@@ -128,15 +153,29 @@ def compiled() -> CopyRows | None:
 
 
 def _is_right(copy_rows: CopyRows) -> bool:
-    """Two rows in two pieces each, the last one of no round length."""
-    num_bytes, first = 2 * _BLOCK_BYTES + _LEAST_LAST + 1, _BLOCK_BYTES
-    source = np.random.default_rng(0).integers(0, 256, (_TEST_ROWS, num_bytes), dtype=np.uint8)
-    target = np.zeros_like(source)
+    """Each of its loops, with two rows in two pieces each, the last one of no round length."""
+    num_bytes, first, width = 2 * _BLOCK_BYTES + _LEAST_LAST + 1, _BLOCK_BYTES, 4 * _BLOCK_BYTES
+    # Stores that go past the caches need aligned memory, as KV pools are.
+    memory = np.frombuffer(mmap.mmap(-1, 2 * _TEST_ROWS * width), dtype=np.uint8).reshape(
+        2, _TEST_ROWS, width
+    )
+    source, target = memory
+    source[:] = np.random.default_rng(0).integers(0, 256, source.shape, dtype=np.uint8)
     whole = np.array([(0, num_bytes)], dtype=np.int64)
-    turned = np.array([(num_bytes - first, first), (0, num_bytes - first)], dtype=np.int64)
+    turned = np.array([(2 * _BLOCK_BYTES, first), (0, num_bytes - first)], dtype=np.int64)
     moves = moves_between(whole, turned)
     assert moves is not None
-    origin, end = (Place(rows.ctypes.data, num_bytes) for rows in (source, target))
-    digests = copy_rows(origin, end, _TEST_ROWS, moves)
-    back = np.roll(target, first, axis=1)
-    return bool((back == source).all()) and digests == [xxh3_64_intdigest(row) for row in source]
+    origin, end = (Place(rows.ctypes.data, _TEST_ROWS, width) for rows in (source, target))
+    content = source[:, :num_bytes]
+    wanted = [xxh3_64_intdigest(row) for row in content]
+    for store_past, load_past in product((False, True), repeat=2):
+        target[:] = 0
+        how = {"store_past": store_past, "load_past": load_past}
+        if wanted != copy_rows(origin, end, _TEST_ROWS, moves, **how):
+            return False
+        pieces = [target[:, at : at + length] for at, length in turned]
+        if not np.array_equal(content, np.concatenate(pieces, axis=1)):
+            return False
+        if wanted != copy_rows(origin, None, _TEST_ROWS, moves, load_past=load_past):
+            return False
+    return True

@@ -37,7 +37,7 @@ class OnePass:
         start, end = self._chunk
         theirs, own = peer.one_piece(start - origin, end - origin), self._pool.one_piece(start, end)
         if theirs is not None and own is not None:
-            self._peer_moves = move(theirs, own[0])
+            self._peer_moves = move(theirs, own)
         else:
             pieces = peer.pieces(start - origin, end - origin)
             self._peer_moves = moves_between(pieces, self._pool.pieces(start, end))
@@ -94,8 +94,8 @@ class OnePass:
     def _new_moves(self, way: _Way) -> Moves | None:
         piece = self._pool.one_piece(*self._chunk)
         if piece is not None:
-            offset, num_bytes = piece
-            return move((0, num_bytes), offset) if way == "in" else move(piece, 0)
+            buffer_piece = (0, piece[1])
+            return move(buffer_piece, piece) if way == "in" else move(piece, buffer_piece)
         own = self._pool.pieces(*self._chunk)
         buffer: Pieces = np.array([(0, own[:, 1].sum())], dtype=np.int64)
         source, target = {"in": (buffer, own), "out": (own, buffer), "digest": (own, own)}[way]
@@ -103,4 +103,4 @@ class OnePass:
 
 
 def _buffer(batch: Batch, content: memoryview) -> Place:
-    return Place(address_of(content)[0], len(content) // batch.num_tensors)
+    return Place(address_of(content)[0], batch.num_tensors, len(content) // batch.num_tensors)

@@ -134,6 +134,7 @@ class OutgoingPut:
             self._connection.send_chunk(encoder, index, self._timeouts.io_s)
             self._account(began + self._waited_s)
         trailer = encoder.trailer()
+        self._check_answer()
         first = self._until(progress.wait_finished)
         began = time.monotonic()
         self._stream.send_all([trailer.of(first)], began + self._timeouts.io_s)
@@ -150,7 +151,7 @@ class OutgoingPut:
         return manifest.shape.num_layers if complete else num_layers
 
     def _until(self, wait: Callable[[float], T]) -> T:
-        """What `wait`, for so many seconds, waits for. An answer ends it: before the end it is a refusal."""
+        """What `wait`, for so many seconds, waits for. An answer in long waits ends it: it is a refusal then."""
         due = time.monotonic() + self._timeouts.compute_s
         while True:
             left_s = due - time.monotonic()

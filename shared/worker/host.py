@@ -57,10 +57,10 @@ def report_host(role: Role, settings: WorkerSettings, *, pool_is_shared: bool) -
 
 def _in_one_pass_s(source: Rows, target: Rows) -> float | None:
     """As KV is copied from another process's pool."""
-    copy_rows, moves = compiled(), move((0, _BUFFER_BYTES), 0)
+    copy_rows, moves = compiled(), move((0, _BUFFER_BYTES), (0, _BUFFER_BYTES))
     if copy_rows is None or moves is None:
         return None
-    origin, end = (Place(rows.ctypes.data, _BUFFER_BYTES) for rows in (source, target))
+    origin, end = (Place(rows.ctypes.data, 1, _BUFFER_BYTES) for rows in (source, target))
     return _median_s(lambda: copy_rows(origin, end, 1, moves, store_past=True, load_past=True))
 
 

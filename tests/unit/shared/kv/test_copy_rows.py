@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from shared.errors import InvariantBroken
 from shared.kv import copy_rows
-from shared.kv.copy_rows import CopyRows, Pieces, Place, compiled, move, moves_between
+from shared.kv.copy_rows import CopyRows, Moves, Pieces, Place, compiled, move, moves_between
 from shared.kv.pool_memory import Rows
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -43,7 +45,7 @@ def code() -> CopyRows:
 
 def place(rows: Rows) -> Place:
     """Of a whole array."""
-    return Place(rows.ctypes.data, rows.strides[0])
+    return Place(rows.ctypes.data, *rows.shape)
 
 
 @needs_compiler
@@ -114,7 +116,7 @@ def test_a_row_in_one_piece(code: CopyRows, num_bytes: int) -> None:
     """Of any length from the least one on."""
     source = np.random.default_rng(num_bytes).integers(0, 256, (NUM_ROWS, num_bytes + 9), dtype=np.uint8)
     target = np.zeros((NUM_ROWS, num_bytes + 3), dtype=np.uint8)
-    moves = move((5, num_bytes), 2)
+    moves = move((5, num_bytes), (2, num_bytes))
     assert moves is not None
     digests = code(place(source), place(target), NUM_ROWS, moves, store_past=True)
     content = source[:, 5 : 5 + num_bytes]
@@ -141,7 +143,35 @@ def test_other_pieces_take_two_passes(source: list[int], target: list[int]) -> N
 
 def test_one_piece_that_is_too_short_takes_two_passes() -> None:
     """As above."""
-    assert move((0, 240), 0) is None
+    assert move((0, 240), (0, 240)) is None
+
+
+@pytest.mark.parametrize(("source", "target"), [((0, 300), (0, 301)), ((-1, 300), (0, 300))])
+def test_one_piece_that_does_not_fit_is_no_move(source: tuple[int, int], target: tuple[int, int]) -> None:
+    """It would be a bug of ours, and another's memory."""
+    with pytest.raises(InvariantBroken):
+        move(source, target)
+
+
+@pytest.mark.parametrize("at", [(0, 0), (1, 0), (0, 1)])
+def test_memory_beyond_the_rows_is_never_touched(code: CopyRows, at: tuple[int, int]) -> None:
+    """Neither beyond a row's end nor after the last row, on neither side."""
+    memory = np.zeros((2, NUM_ROWS, 300), dtype=np.uint8)
+    source, target = (place(rows) for rows in memory)
+    fewer = source._replace(num_rows=NUM_ROWS - 1), target._replace(num_rows=NUM_ROWS - 1)
+    moves = move((at[0], 300), (at[1], 300))
+    assert moves is not None
+    with nullcontext() if at == (0, 0) else pytest.raises(InvariantBroken):
+        code(source, target, NUM_ROWS, moves)
+    for places in ((source, fewer[1]), (fewer[0], target)):
+        with pytest.raises(InvariantBroken):
+            code(*places, NUM_ROWS, moves)
+
+
+def test_two_sides_have_equally_many_bytes() -> None:
+    """Else the longer one would be another's memory on the other side."""
+    with pytest.raises(InvariantBroken):
+        moves_between(*(np.array([(0, length)], dtype=np.int64) for length in (2048, 2049)))
 
 
 @pytest.mark.parametrize("origin", [None, "/nowhere/_copy_rows.so", "libc"])
@@ -154,6 +184,22 @@ def test_what_does_not_fit_is_not_used(monkeypatch: pytest.MonkeyPatch, origin: 
     spec = ModuleSpec("shared.kv._copy_rows", None, origin=origin)
     monkeypatch.setattr(copy_rows, "find_spec", lambda _: spec)
     assert compiled.__wrapped__() is None
+
+
+@pytest.mark.parametrize("broken", [{"store_past": True}, {"store_past": False}, {"load_past": True}, {}])
+def test_code_of_which_one_loop_is_wrong_is_not_used(code: CopyRows, broken: dict[str, bool]) -> None:
+    """Digests are of what is read: that nothing, or too little, was stored they would not tell."""
+
+    class Broken(CopyRows):
+        def __init__(self) -> None: ...
+
+        def __call__(
+            self, source: Place, target: Place | None, num_rows: int, moves: Moves, **how: bool
+        ) -> list[int]:
+            is_broken = bool(broken) and all(how.get(name) == value for name, value in broken.items())
+            return code(source, None if is_broken else target, num_rows, moves, **how)
+
+    assert copy_rows._is_right(Broken()) == (not broken)
 
 
 @pytest.mark.slow
