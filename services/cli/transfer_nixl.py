@@ -17,7 +17,7 @@ from shared.kv.transports.nixl_agent import NixlAgent
 
 _HEAD = struct.Struct("<QQ")
 _NUM_BYTES = struct.Struct("<Q")
-_LONGEST_WAIT_S = 0.0005
+_LONGEST_WAIT_S = 0.0001
 _PAUSE_S = 0.00005
 
 

@@ -1,8 +1,8 @@
 """Prefill's side while decode reads: drives the library, and tells each connection how much was read.
 
 Reads over a network that needs the other side's help, and the first contact, go on only while the library is
-called. So one thread calls it every half millisecond, but only while a peer still has something to read: while
-prefill computes, and when nothing is under way, it sleeps.
+called. So one thread calls it every tenth of a millisecond, but only while a peer still has something to read:
+while prefill computes, and when nothing is under way, it sleeps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from shared.kv.transports.nixl_agent import NixlAgent, ReadFailed
 from shared.kv.transports.nixl_wire import unpack_notice
 
-_PERIOD_S = 0.0005
+_PERIOD_S = 0.0001
 
 
 class Reading:
