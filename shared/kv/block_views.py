@@ -7,7 +7,7 @@ it does not, a view for each block would cost more than a copy. numpy copies row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,25 +126,18 @@ class BlockViews:
         address = self.memory.extent[0] + tensors.start * region_bytes
         return Place(address, num_regions - tensors.start, region_bytes)
 
-    def one_piece(self, start: int, end: int) -> tuple[int, int] | None:
-        """(offset, bytes) of [start, end) in a region, if it is in one piece there."""
-        runs = self._plan_of(start, end).runs
-        if len(runs) != 1:
-            return None
-        theirs = runs[0][1]
-        return theirs.start, theirs.stop - theirs.start
-
     def pieces(self, start: int, end: int) -> Pieces:
-        """Where [start, end) lies in a region: int64 [n, 2] (offset, bytes), in order of position."""
-        plan, row = self._plan_of(start, end), self._row_bytes
+        """Where [start, end) lies in a region."""
+        plan = self._plan_of(start, end)
         gather = plan.gather
         if gather is None:
             return _as_pieces(plan.runs)
-        num_bytes = self._block_size * row
+        num_bytes = self._block_size * self._row_bytes
         blocks = np.stack([gather.blocks * num_bytes, np.full_like(gather.blocks, num_bytes)], axis=1)
-        before = [edge for edge in gather.edges if edge[0].start < gather.middle.start]
-        after = [edge for edge in gather.edges if edge[0].start >= gather.middle.stop]
-        return np.concatenate([_as_pieces(before), blocks, _as_pieces(after)])
+        before = _as_pieces(edge for edge in gather.edges if edge[0].start < gather.middle.start)
+        after = _as_pieces(edge for edge in gather.edges if edge[0].start >= gather.middle.stop)
+        parts = (np.array(part, dtype=np.int64).reshape(-1, 2) for part in (before, blocks, after))
+        return np.concatenate(list(parts))
 
     def copy_out(self, tensors: slice, start: int, end: int, into: Rows) -> None:
         """Gather positions [start, end). into: uint8 [tensors, bytes]."""
@@ -199,6 +192,5 @@ class BlockViews:
         return tuple(found)
 
 
-def _as_pieces(runs: Sequence[tuple[slice, slice]]) -> Pieces:
-    found = [(theirs.start, theirs.stop - theirs.start) for _, theirs in runs]
-    return np.array(found, dtype=np.int64).reshape(-1, 2)
+def _as_pieces(runs: Iterable[tuple[slice, slice]]) -> list[tuple[int, int]]:
+    return [(theirs.start, theirs.stop - theirs.start) for _, theirs in runs]

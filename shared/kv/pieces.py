@@ -39,7 +39,9 @@ class ChunkBytes:
         self._state: xxh3_64 | None = None
         self._one_pass: OnePass | None = None
         if self.in_pool is not None:
-            self._one_pass = OnePass(self.in_pool, chunk, past_caches=layout.kv_bytes >= _PAST_CACHES_BYTES)
+            tensor_bytes = (chunk[1] - chunk[0]) * layout.row_bytes
+            past_caches = layout.kv_bytes >= _PAST_CACHES_BYTES
+            self._one_pass = OnePass(self.in_pool, chunk, tensor_bytes, past_caches=past_caches)
 
     def batches(self, max_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
         """All of it."""

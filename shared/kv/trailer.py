@@ -38,8 +38,11 @@ class Trailer:
         """Raises DigestMismatch unless every digest is right, ManifestMismatch for what are no tokens or flags."""
         choices = self._choices
         tokens, flags = content[: 8 * choices], content[8 * choices : 9 * choices]
-        if content != self._with_digests(tokens, flags):
-            raise DigestMismatch(f"{self._damaged(content)} was damaged on the way, or its digest was")
+        wanted = self._with_digests(tokens, flags)
+        if content != wanted:
+            raise DigestMismatch(
+                f"{self._damaged(content, wanted)} was damaged on the way, or its digest was"
+            )
         token_ids = struct.unpack(f"<{choices}q", tokens)
         if not all(0 <= token < _MAX_TOKEN_ID for token in token_ids) or not set(flags) <= {0, 1}:
             raise ManifestMismatch("the first tokens are no token ids, or their flags no flags")
@@ -49,11 +52,9 @@ class Trailer:
         own = struct.pack("<3Q", xxh3_64_intdigest(tokens), xxh3_64_intdigest(flags), self._header_digest)
         return b"".join((tokens, flags, self._kv_digests, own))
 
-    def _damaged(self, content: bytes | bytearray) -> str:
+    def _damaged(self, content: bytes | bytearray, wanted: bytes) -> str:
         """The first thing whose digest is not as claimed."""
-        choices = self._choices
-        computed = self._with_digests(content[: 8 * choices], content[8 * choices : 9 * choices])
         names = ["the header" if span.name == "digests" else span.name for span in self._layout.spans()]
         form = f"<{len(names)}Q"
-        claims = struct.unpack(form, content[9 * choices :]), struct.unpack(form, computed[9 * choices :])
-        return next(name for name, a, b in zip(names, *claims, strict=True) if a != b)
+        claimed, computed = (struct.unpack(form, side[9 * self._choices :]) for side in (content, wanted))
+        return next(name for name, a, b in zip(names, claimed, computed, strict=True) if a != b)

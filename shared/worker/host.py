@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from shared.kv.copy_rows import Place, compiled, move
+from shared.kv.copy_rows import Place, compiled, moves_between
 from shared.kv.pool_memory import Rows
 from shared.kv.transports.unix import host_id
 from shared.wire import Role
@@ -57,7 +57,7 @@ def report_host(role: Role, settings: WorkerSettings, *, pool_is_shared: bool) -
 
 def _in_one_pass_s(source: Rows, target: Rows) -> float | None:
     """As KV is copied from another process's pool."""
-    copy_rows, moves = compiled(), move((0, _BUFFER_BYTES), (0, _BUFFER_BYTES))
+    copy_rows, moves = compiled(), moves_between([(0, _BUFFER_BYTES)], [(0, _BUFFER_BYTES)])
     if copy_rows is None or moves is None:
         return None
     origin, end = (Place(rows.ctypes.data, 1, _BUFFER_BYTES) for rows in (source, target))

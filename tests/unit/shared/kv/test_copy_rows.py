@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from shared.errors import InvariantBroken
 from shared.kv import copy_rows
-from shared.kv.copy_rows import CopyRows, Moves, Pieces, Place, compiled, move, moves_between
+from shared.kv.copy_rows import CopyRows, Moves, Pieces, Place, compiled, moves_between
 from shared.kv.pool_memory import Rows
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -83,7 +83,6 @@ def taken(rows: Rows, pieces: Pieces) -> Rows:
     return np.concatenate([rows[:, at : at + length] for at, length in pieces], axis=1)
 
 
-@settings(deadline=None)
 @given(two_sides(), st.booleans(), st.booleans())
 def test_copies_and_digests_are_those_of_numpy_and_xxhash(
     sides: tuple[Pieces, Pieces, int], store_past: bool, load_past: bool
@@ -116,7 +115,7 @@ def test_a_row_in_one_piece(code: CopyRows, num_bytes: int) -> None:
     """Of any length from the least one on."""
     source = np.random.default_rng(num_bytes).integers(0, 256, (NUM_ROWS, num_bytes + 9), dtype=np.uint8)
     target = np.zeros((NUM_ROWS, num_bytes + 3), dtype=np.uint8)
-    moves = move((5, num_bytes), (2, num_bytes))
+    moves = moves_between([(5, num_bytes)], [(2, num_bytes)])
     assert moves is not None
     digests = code(place(source), place(target), NUM_ROWS, moves, store_past=True)
     content = source[:, 5 : 5 + num_bytes]
@@ -143,14 +142,14 @@ def test_other_pieces_take_two_passes(source: list[int], target: list[int]) -> N
 
 def test_one_piece_that_is_too_short_takes_two_passes() -> None:
     """As above."""
-    assert move((0, 240), (0, 240)) is None
+    assert moves_between([(0, 240)], [(0, 240)]) is None
 
 
 @pytest.mark.parametrize(("source", "target"), [((0, 300), (0, 301)), ((-1, 300), (0, 300))])
 def test_one_piece_that_does_not_fit_is_no_move(source: tuple[int, int], target: tuple[int, int]) -> None:
     """It would be a bug of ours, and another's memory."""
     with pytest.raises(InvariantBroken):
-        move(source, target)
+        moves_between([source], [target])
 
 
 @pytest.mark.parametrize("at", [(0, 0), (1, 0), (0, 1)])
@@ -159,7 +158,7 @@ def test_memory_beyond_the_rows_is_never_touched(code: CopyRows, at: tuple[int, 
     memory = np.zeros((2, NUM_ROWS, 300), dtype=np.uint8)
     source, target = (place(rows) for rows in memory)
     fewer = source._replace(num_rows=NUM_ROWS - 1), target._replace(num_rows=NUM_ROWS - 1)
-    moves = move((at[0], 300), (at[1], 300))
+    moves = moves_between([(at[0], 300)], [(at[1], 300)])
     assert moves is not None
     with nullcontext() if at == (0, 0) else pytest.raises(InvariantBroken):
         code(source, target, NUM_ROWS, moves)
@@ -168,10 +167,11 @@ def test_memory_beyond_the_rows_is_never_touched(code: CopyRows, at: tuple[int, 
             code(*places, NUM_ROWS, moves)
 
 
-def test_two_sides_have_equally_many_bytes() -> None:
+@pytest.mark.parametrize("source", [[(0, 2048)], [(0, 1024), (1024, 1024)]])
+def test_two_sides_have_equally_many_bytes(source: list[tuple[int, int]]) -> None:
     """Else the longer one would be another's memory on the other side."""
     with pytest.raises(InvariantBroken):
-        moves_between(*(np.array([(0, length)], dtype=np.int64) for length in (2048, 2049)))
+        moves_between(source, [(0, 2049)])
 
 
 @pytest.mark.parametrize("origin", [None, "/nowhere/_copy_rows.so", "libc"])

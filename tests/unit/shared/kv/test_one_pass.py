@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.kv import one_pass
@@ -43,11 +43,11 @@ class Both:
     def __init__(self, drawn: Sides) -> None:
         want = expected(num_tokens=drawn.end, from_token=drawn.start, shape=SHAPE)
         layout = blob_layout(manifest_for(want, chunk_size=0))
-        self.chunk = layout.manifest.chunks[0]
+        (chunk,) = layout.manifest.chunks
         self.source = Pool(SHAPE, num_tokens=drawn.end, block_size=drawn.source_block, seed=1)
         self.target = Pool(SHAPE, num_tokens=drawn.end, block_size=drawn.target_block, seed=2)
-        self.sending = ChunkBytes(self.source.views(), layout, self.chunk)
-        self.receiving = ChunkBytes(self.target.views(), layout, self.chunk)
+        self.sending = ChunkBytes(self.source.views(), layout, chunk)
+        self.receiving = ChunkBytes(self.target.views(), layout, chunk)
 
 
 def by_copying_from(drawn: Sides) -> tuple[list[int], list[bytes]]:
@@ -87,7 +87,6 @@ def by_leaving(drawn: Sides) -> tuple[list[int], list[bytes]]:
 WAYS = [by_copying_from, by_way_of_a_buffer, by_leaving]
 
 
-@settings(deadline=None)
 @given(sides(), st.sampled_from(WAYS))
 def test_one_pass_and_two_are_the_same(drawn: Sides, way: object) -> None:
     """Whatever lies between the two pools; blocks of others stay as they were."""
