@@ -1,6 +1,7 @@
 """KV as a way of `handoff bench transfer`: sent, verified by digest, injected into a block pool, as in the workers.
 
-Measured with all that a PUT needs, or as in a request, where the PUT is opened while prefill computes.
+Measured with all that a PUT needs, until it is answered or until decode may use it; or as in a request, where the
+PUT is opened while prefill computes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ _COMPUTED = 256
 def opened(transport: str) -> str:
     """The way by this transport whose PUT was opened before there was KV."""
     return f"{transport}, opened"
+
+
+def injected(transport: str) -> str:
+    """The way by this transport that ends when decode may use the KV, and not when the sender knows it."""
+    return f"{transport}, injected"
 
 
 @dataclass(frozen=True)
@@ -95,27 +101,39 @@ def reserved(handoff_id: str) -> Expected:
 class Claim:
     """Takes whatever comes (shared.kv.book.Claim)."""
 
-    def __init__(self, expected: Expected, sink: KvSink) -> None:
+    def __init__(self, expected: Expected, sink: KvSink, on_commit: Callable[[Received], None]) -> None:
         self.expected = expected
         self.sink = sink
+        self._on_commit = on_commit
 
     def attach(self, abort: Callable[[], None]) -> None: ...
 
-    def commit(self, received: Received) -> None: ...
+    def commit(self, received: Received) -> None:
+        """Verified, and in the pool."""
+        self._on_commit(received)
 
     def release(self) -> None: ...
 
 
 class Book:
-    """Grants whatever is asked for (shared.kv.book.ReceiveBook). expected: what an id stands for."""
+    """Grants whatever is asked for (shared.kv.book.ReceiveBook).
 
-    def __init__(self, sink: KvSink, expected: Callable[[str], Expected]) -> None:
+    expected: what an id stands for. on_commit: told when KV is in the pool.
+    """
+
+    def __init__(
+        self,
+        sink: KvSink,
+        expected: Callable[[str], Expected],
+        on_commit: Callable[[Received], None] = lambda _: None,
+    ) -> None:
         self._sink = sink
         self._expected = expected
+        self._on_commit = on_commit
 
     def claim(self, ticket: Ticket) -> Claim:
         """Of any ticket."""
-        return Claim(self._expected(ticket.handoff_id), self._sink)
+        return Claim(self._expected(ticket.handoff_id), self._sink, self._on_commit)
 
 
 def _compute(seconds: float) -> None:
@@ -129,9 +147,17 @@ def _compute(seconds: float) -> None:
 
 
 def kv_way(
-    sender: KvSender, source: BlockViews, offer: Offer, numbers: Iterator[int], threads: Executor | None
+    sender: KvSender,
+    source: BlockViews,
+    offer: Offer,
+    numbers: Iterator[int],
+    threads: Executor | None = None,
+    ended_at: Callable[[], float] = time.perf_counter,
 ) -> Way:
-    """One hand-off after another to `offer`. threads: on which to send, in order to open the PUT first."""
+    """One hand-off after another to `offer`.
+
+    threads: on which to send, in order to open the PUT first. ended_at: asked after the answer, when it was over.
+    """
 
     def send(num_tokens: int) -> float:
         handoff_id = f"bench-{num_tokens}-{next(numbers)}"
@@ -166,6 +192,6 @@ def kv_way(
         progress.finish([1], [False])
         began = time.perf_counter()
         sender.send(outgoing)
-        return time.perf_counter() - began
+        return ended_at() - began
 
     return send

@@ -1,13 +1,19 @@
-"""The NIXL library alone, as a yardstick: one read of all bytes, announced and answered over a socket."""
+"""The NIXL library alone, as a yardstick: one read of all bytes, announced and answered over a socket.
+
+Driven by its callers, as this project drives it; or as it comes, with a progress thread of its own on each side.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection as Pipe
 
 import numpy as np
 
@@ -21,16 +27,17 @@ _LONGEST_WAIT_S = 0.0001
 _PAUSE_S = 0.00005
 
 
-def sending(port: int, total_bytes: int, stack: ExitStack) -> Callable[[int], float]:
-    """The side that is read from: returns how long the peer took to read so many bytes.
+# How long the peer took to read so many bytes.
+BeRead = Callable[[int], float]
 
-    Raises TransportUnavailable without the library.
-    """
-    agent = NixlAgent()
+
+def sending(port: int, total_bytes: int, stack: ExitStack, *, progress_thread: bool = False) -> BeRead:
+    """The side that is read from. Raises TransportUnavailable without the library."""
+    agent = NixlAgent(progress_thread=progress_thread)
     memory = memoryview(own_memory(total_bytes))
     memory[:] = b"\1" * total_bytes
     stack.callback(memory.release)
-    address, _ = address_of(memory)
+    address = address_of(memory)
     stack.callback(agent.register((address, total_bytes)).close)
     sock = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -42,20 +49,21 @@ def sending(port: int, total_bytes: int, stack: ExitStack) -> Callable[[int], fl
         sock.sendall(_NUM_BYTES.pack(num_bytes))
         while not select.select([sock], [], [], _LONGEST_WAIT_S)[0]:
             agent.notices()
-        sock.recv(1)
+        if not sock.recv(1):
+            raise ConnectionResetError("the side that reads has gone")
         return time.perf_counter() - began
 
     return be_read
 
 
-def receive(listening: socket.socket, total_bytes: int) -> None:
+def receive(listening: socket.socket, total_bytes: int, *, progress_thread: bool = False) -> None:
     """The side that reads, for one connection. Ends without one when the library is missing on the other side."""
     sock, _ = listening.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    agent = NixlAgent()
+    agent = NixlAgent(progress_thread=progress_thread)
     memory = memoryview(own_memory(total_bytes))
     memory[:] = bytes(total_bytes)
-    own, _ = address_of(memory)
+    own = address_of(memory)
     registered = agent.register((own, total_bytes))
     metadata_bytes, theirs = _HEAD.unpack(sock.recv(_HEAD.size, socket.MSG_WAITALL))
     peer = agent.meet(sock.recv(metadata_bytes, socket.MSG_WAITALL))
@@ -67,3 +75,30 @@ def receive(listening: socket.socket, total_bytes: int) -> None:
             time.sleep(_PAUSE_S)
         sock.sendall(b"\0")
     registered.close()
+
+
+@contextmanager
+def as_it_comes(total_bytes: int, cores: tuple[int, int]) -> Iterator[BeRead]:
+    """From this process, on the first core, to one of its own on the second. Raises TransportUnavailable.
+
+    Nothing else should be measured within: the library's threads wake a thousand times a second.
+    """
+    context = multiprocessing.get_context("spawn")
+    before = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        pipe, theirs = context.Pipe()
+        stack.callback(pipe.close)
+        process = context.Process(target=_receive_alone, args=(theirs, total_bytes, cores[1]), daemon=True)
+        process.start()
+        stack.callback(process.join, 10)
+        theirs.close()
+        os.sched_setaffinity(0, {cores[0]})
+        stack.callback(os.sched_setaffinity, 0, before)
+        yield sending(pipe.recv(), total_bytes, stack, progress_thread=True)
+
+
+def _receive_alone(pipe: Pipe, total_bytes: int, core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        pipe.send(listening.getsockname()[1])
+        receive(listening, total_bytes, progress_thread=True)

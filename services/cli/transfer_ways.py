@@ -1,4 +1,4 @@
-"""Ways to bring bytes from one process to another, each measured alike: from the call to the receiver's last word.
+"""Ways to bring bytes from one process to another: from the call to the last word of the receiver, or as they say.
 
 One process sends, one (`serve`) receives, each on its own core. A way is asked for a number of tokens and returns
 the seconds it took. The KV transports run as in the workers (`services.cli.transfer_kv`).
@@ -14,12 +14,26 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from ctypes import c_double
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from threading import Thread
 from typing import Any
 
 from services.cli import transfer_nixl
-from services.cli.transfer_kv import SECRET, SHAPE, Book, Pool, Setup, Way, kv_way, opened, reserved
+from services.cli.transfer_kv import (
+    SECRET,
+    SHAPE,
+    Book,
+    Pool,
+    Setup,
+    Way,
+    injected,
+    kv_way,
+    opened,
+    reserved,
+)
+from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
 from shared.kv.outgoing import SendTimeouts
 from shared.kv.put import PutReport
@@ -30,13 +44,16 @@ from shared.kv.transports import nixl_wire, shm_wire
 from shared.kv.transports.choice import offered, usable
 
 MEMCPY, RAW_TCP, QUEUE = "memcpy, twice", "raw TCP", "pickle + Queue"
-BARE_NIXL = "NIXL alone"
+BARE_NIXL, NIXL_AS_IT_COMES = "NIXL alone", "NIXL alone, as it comes"
 
 _LENGTH_BYTES = 8
 
 
-def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
-    """The receiving process: all ways at once, until the pipe closes."""
+def serve(setup: Setup, pipe: Pipe, queue: Any, committed_at: c_double) -> None:
+    """The receiving process: all ways at once, until the pipe closes.
+
+    committed_at: set when KV has been injected, on time.perf_counter(), which is the same in all processes.
+    """
     import torch  # noqa: PLC0415 - takes seconds, and `handoff bench --help` needs none of it
 
     os.sched_setaffinity(0, {setup.cores[1]})
@@ -44,12 +61,15 @@ def serve(setup: Setup, pipe: Pipe, queue: Any) -> None:
 
     def no_report(_: PutReport) -> None: ...
 
+    def committed(_: Received) -> None:
+        committed_at.value = time.perf_counter()
+
     pool = Pool(setup, seed=2)
     offer = offered(",".join(setup.transports))
     listener = KvListener(
         "127.0.0.1",
         0,
-        Book(pool.views(), reserved),
+        Book(pool.views(), reserved, committed),
         secret=SECRET,
         limits=ReceiveLimits(),
         on_end=no_report,
@@ -96,7 +116,8 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
     with ExitStack() as stack:
         queue = context.Queue()
         pipe, theirs = context.Pipe()
-        process = context.Process(target=serve, args=(setup, theirs, queue), daemon=True)
+        committed_at = context.RawValue(c_double)
+        process = context.Process(target=serve, args=(setup, theirs, queue, committed_at), daemon=True)
         process.start()
         theirs.close()
         stack.callback(process.join, 10)
@@ -119,8 +140,10 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
                     made[BARE_NIXL] = _bare_nixl(setup, nixl_port, stack)
                 sender = KvSender(SECRET, [transport], SendTimeouts())
                 stack.callback(sender.close)
-                for way, opening in ((name, None), (opened(name), threads)):
-                    made[way] = kv_way(sender, pool.views(), offer, numbers, opening)
+                new_way = partial(kv_way, sender, pool.views(), offer, numbers)
+                made[name] = new_way()
+                made[injected(name)] = new_way(ended_at=lambda: committed_at.value)
+                made[opened(name)] = new_way(threads)
         yield made
 
 

@@ -120,11 +120,11 @@ class BlockViews:
         runs = self._plan_of(start, end).runs
         return self.memory.rows[tensors, runs[0][1]] if len(runs) == 1 else None
 
-    def place(self, tensors: slice) -> Place:
-        """Where their regions are."""
-        num_regions, region_bytes = self.memory.rows.shape
-        address = self.memory.extent[0] + tensors.start * region_bytes
-        return Place(address, num_regions - tensors.start, region_bytes)
+    def place(self, first: int) -> Place:
+        """The regions of that tensor and of all after it."""
+        memory = self.memory
+        address = memory.extent[0] + first * memory.region_bytes
+        return Place(address, len(memory.regions) - first, memory.region_bytes)
 
     def pieces(self, start: int, end: int) -> Pieces:
         """Where [start, end) lies in a region."""

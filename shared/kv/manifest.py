@@ -71,8 +71,7 @@ class Manifest(Expected):
             position = end
         if position != self.num_tokens:
             raise ValueError("chunks must tile [from_token, num_tokens) in order")
-        longest = max((end - start for start, end in self.chunks), default=0)
-        if self.kv_wire is not None and longest > MAX_QUANTISED_TOKENS:
+        if self.kv_wire is not None and any(end - start > MAX_QUANTISED_TOKENS for start, end in self.chunks):
             raise ValueError(f"a chunk of quantised KV has more than {MAX_QUANTISED_TOKENS} tokens")
 
     def quantised(self, kv_wire: WireFormat) -> Manifest:

@@ -42,22 +42,22 @@ class OnePass:
 
     def copy_from(self, batch: Batch, peer: BlockViews) -> list[int] | None:
         """From the pool that was looked up."""
-        source, target = peer.place(batch.tensors), self._pool.place(batch.tensors)
+        source, target = peer.place(batch.first), self._pool.place(batch.first)
         return self._run("from", batch, source, target, store_past=self._past_caches, load_past=True)
 
     def copy_in(self, batch: Batch, content: memoryview) -> list[int] | None:
         """From a buffer, which lies in the caches."""
-        source, target = _buffer(batch, content), self._pool.place(batch.tensors)
+        source, target = _buffer(batch, content), self._pool.place(batch.first)
         return self._run("in", batch, source, target, store_past=self._past_caches)
 
     def copy_out(self, batch: Batch, into: memoryview) -> list[int] | None:
         """To a buffer, which lies in the caches."""
-        source, target = self._pool.place(batch.tensors), _buffer(batch, into)
+        source, target = self._pool.place(batch.first), _buffer(batch, into)
         return self._run("out", batch, source, target, load_past=True)
 
     def digest(self, batch: Batch, *, through_caches: bool) -> list[int] | None:
         """Copy nothing. through_caches: leave it there."""
-        place = self._pool.place(batch.tensors)
+        place = self._pool.place(batch.first)
         return self._run("digest", batch, place, None, load_past=not through_caches)
 
     def _run(
@@ -80,4 +80,4 @@ class OnePass:
 
 
 def _buffer(batch: Batch, content: memoryview) -> Place:
-    return Place(address_of(content)[0], batch.num_tensors, len(content) // batch.num_tensors)
+    return Place(address_of(content), batch.num_tensors, len(content) // batch.num_tensors)

@@ -31,11 +31,10 @@ class PagesAhead:
 
     def __init__(self, memory: PoolMemory, ahead_bytes: int = AHEAD_BYTES) -> None:
         self._memory = memory  # must stay mapped
-        num_regions, region_bytes = memory.rows.shape
         self._addresses = [int(address) for address in memory.addresses]
         self._num_blocks = memory.num_blocks
-        self._block_bytes = region_bytes // memory.num_blocks
-        self._ahead = max(1, ahead_bytes // (self._block_bytes * num_regions))
+        self._block_bytes = memory.region_bytes // memory.num_blocks
+        self._ahead = max(1, ahead_bytes // (self._block_bytes * len(memory.regions)))
         self._step = max(1, _STEP_BYTES // self._block_bytes)
         self._num_taken = 0
         self._madvise = ctypes.CDLL(None).madvise

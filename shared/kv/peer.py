@@ -37,16 +37,17 @@ class Peer:
 
         Made of what came along with the head, or found as it was made for an earlier one.
         """
-        field = next((field for field in self._carriers if field in head.headers), None)
-        if field is None:
-            return None
-        text = head.headers[field]
-        if self._carrier is None:
-            self._carrier, self._made_of = self._carriers[field](text, self._descriptors), field
-        if field != self._made_of:
-            raise InvalidRequest("a connection keeps the way that its KV goes")
-        self._carrier.next_put(text)
-        return self._carrier
+        for field, make in self._carriers.items():
+            if field not in head.headers:
+                continue
+            text = head.headers[field]
+            if self._carrier is None:
+                self._carrier, self._made_of = make(text, self._descriptors), field
+            if field != self._made_of:
+                raise InvalidRequest("a connection keeps the way that its KV goes")
+            self._carrier.next_put(text)
+            return self._carrier
+        return None
 
     def drop_descriptors(self) -> None:
         """Close what came along with the head and was not used."""

@@ -78,7 +78,7 @@ class ToldChunk:
         self.batches = list(target.batches(TOLD_BATCH_BYTES))
         self._words = memoryview(bytearray(len(self.batches) * _WORD.size))
         self._num_read = 0
-        self._num_seen = 0
+        self._num_told = 0
 
     def wait(self, position: int) -> None:
         """Until that batch can be read. Raises InvalidRequest, ManifestMismatch, and what the body raises.
@@ -86,31 +86,30 @@ class ToldChunk:
         An interrupt is noticed here too, for all batches may have been told at once.
         """
         self._body.stream.check_interrupted()
+        if position < self._num_told:
+            return
         section = Section(_WORD.size)
-        while not self._has_read(position):
+        while position >= self._num_told:
             self._read_some(section)
-        while self._num_seen <= position:
-            (length,) = _WORD.unpack_from(self._words, self._num_seen * _WORD.size)
-            if length != self.batches[self._num_seen].num_bytes:
-                raise ManifestMismatch("a batch has not the length that the manifest implies")
-            self._num_seen += 1
 
     def can_tell(self, position: int) -> bool:
-        """Whether `wait` would return without waiting, as far as that is known."""
-        if not self._has_read(position) and self._body.stream.readable():
+        """Whether `wait` would return without waiting, as far as that is known. Raises as `wait` does."""
+        if position >= self._num_told and self._body.stream.readable():
             self._read_some(Section(_WORD.size))
-        return self._has_read(position)
-
-    def _has_read(self, position: int) -> bool:
-        return self._num_read >= (position + 1) * _WORD.size
+        return position < self._num_told
 
     def _read_some(self, section: Section) -> None:
-        """One message may tell of all batches."""
+        """One message may tell of all batches. Raises as `wait` does."""
         taken = self._body.receive([self._words[self._num_read :]], section)
         if not taken:
             raise InvalidRequest("the blob ended too early")
         section.taken_bytes += taken
         self._num_read += taken
+        told = self._words[self._num_told * _WORD.size : self._num_read // _WORD.size * _WORD.size]
+        for (length,) in _WORD.iter_unpack(told):
+            if length != self.batches[self._num_told].num_bytes:
+                raise ManifestMismatch("a batch has not the length that the manifest implies")
+            self._num_told += 1
 
 
 def _num_blocks(manifest: Manifest, block_size: int) -> int:

@@ -1,8 +1,8 @@
 """The NIXL library as this project uses it: one agent for a process, reads from a peer's memory, small notices.
 
 The only file that knows the library. It is an optional extra and takes a second to load, so it is imported when the
-first agent is made. The library's own progress thread stays off: it wakes a thousand times a second, idle or not.
-So the library works only within the calls below, and whoever waits calls them.
+first agent is made. The library's own progress thread stays off: it wakes a thousand times a second, idle or not,
+and reads take nearly twice as long. So the library works only within the calls below, and whoever waits calls them.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ class ReadFailed(Exception):
 
 
 class NixlAgent:
-    """Thread-safe. Raises TransportUnavailable where the library is missing or does not work."""
+    """Thread-safe. Raises TransportUnavailable where the library is missing or does not work.
 
-    def __init__(self) -> None:
+    progress_thread: as the library comes; only to measure that.
+    """
+
+    def __init__(self, *, progress_thread: bool = False) -> None:
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         try:
             library: Any = importlib.import_module(_MODULE)
             config = library.nixl_agent_config(
-                enable_prog_thread=False,
+                enable_prog_thread=progress_thread,
                 sync_mode=library.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
                 backends=[_BACKEND],
             )

@@ -6,14 +6,15 @@ writes to the cache then, and the copy goes past it.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
 
 from shared.kv.batch import Batch
+from shared.kv.host_memory import own_memory
 from shared.kv.pool_memory import address_of
+from shared.kv.section import Section
 from shared.kv.told_chunk import TOLD_BATCH_BYTES, ToldChunk
 from shared.kv.transports.nixl_agent import NixlAgent, Prepared, Ranges, Read, Registration
 from shared.kv.transports.nixl_ranges import Ranged, packed
@@ -34,9 +35,9 @@ class Landing:
     """
 
     def __init__(self, agent: NixlAgent) -> None:
-        self._mapping = mmap.mmap(-1, LANDING_BYTES)
+        self._mapping = own_memory(LANDING_BYTES)
         self._view = memoryview(self._mapping)
-        self._address = address_of(self._view)[0]
+        self._address = address_of(self._view)
         self._registered: Registration = agent.register((self._address, len(self._view)))
         self.begun: list[tuple[Read, int]] = []
 
@@ -84,22 +85,23 @@ class LandedReads:
         """What `next` will want, before there is KV. Raises ReadFailed."""
         self._rows_of(self._told.batches[0])
 
-    def next(self, position: int, wait: Callable[[float], None]) -> memoryview:
+    def next(self, position: int, wait: Callable[[Section, float], None]) -> memoryview:
         """The bytes of a batch, until the next one is asked for. Called for each in order.
 
-        wait: so many seconds. Raises ReadFailed, and what `wait` raises.
+        wait: for the batch, so many seconds. Raises ReadFailed, and what `wait` raises.
         """
         landing, batches = self._landing, self._told.batches
         if not landing.begun:
             self._begin(0)
-        pause_s = _SHORTEST_PAUSE_S
+        pause_s, section = _SHORTEST_PAUSE_S, None
         while not landing.begun[0][0].done():
             slot = landing.free_slot() if self._num_begun < len(batches) else None
             if slot is not None and self._told.can_tell(self._num_begun):
                 self._told.wait(self._num_begun)
                 self._begin(slot)
             else:
-                wait(pause_s)
+                section = section or Section(batches[position].num_bytes, taken_bytes=1)
+                wait(section, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return landing.take(batches[position].num_bytes)
 

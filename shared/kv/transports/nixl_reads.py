@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 
 import numpy as np
 
@@ -134,8 +133,7 @@ class NixlSlots:
                     carrier.tell()
                     num_said = position
                 told.wait(position)
-                section = Section(batch.num_bytes, taken_bytes=1)
-                target.copy_in(batch, landed.next(position, partial(self._wait, section)))
+                target.copy_in(batch, landed.next(position, self._wait))
                 carrier.read_bytes += batch.num_bytes
             # After the last one comes the answer, which says the same.
             if target.chunk != self._last_chunk:

@@ -11,16 +11,25 @@ from typer.testing import CliRunner
 
 from services.cli.bench import bench_app
 from services.cli.bench_transfer import Plan, Result
-from services.cli.transfer_kv import SHAPE, opened
-from services.cli.transfer_ways import MEMCPY, QUEUE, RAW_TCP
+from services.cli.transfer_kv import SHAPE, injected, opened
+from services.cli.transfer_ways import BARE_NIXL, MEMCPY, NIXL_AS_IT_COMES, QUEUE, RAW_TCP
 
-TRANSPORTS = ("shm", "unix", "tcp")
-WAYS = {MEMCPY, RAW_TCP, QUEUE, *TRANSPORTS, *map(opened, TRANSPORTS)}
+TRANSPORTS = ("shm", "unix", "tcp", "nixl")
+BESIDE = {MEMCPY, RAW_TCP, QUEUE, BARE_NIXL, NIXL_AS_IT_COMES}
+WAYS = {*BESIDE, *TRANSPORTS, *map(injected, TRANSPORTS), *map(opened, TRANSPORTS)}
 
 
 def result(**ms: float) -> Result:
     """A result in which each way took so many milliseconds at every size."""
-    names = {"memcpy": MEMCPY, "raw": RAW_TCP, "queue": QUEUE, "shm_opened": opened("shm")}
+    names = {
+        "memcpy": MEMCPY,
+        "raw": RAW_TCP,
+        "queue": QUEUE,
+        "shm_injected": injected("shm"),
+        "shm_opened": opened("shm"),
+        "bare": BARE_NIXL,
+        "as_it_comes": NIXL_AS_IT_COMES,
+    }
     plan = Plan()
     seconds = {
         size: {names.get(way, way): [value / 1e3] * 3 for way, value in ms.items()} for size in plan.sizes_mib
@@ -36,12 +45,13 @@ def test_sizes_are_prompts() -> None:
 
 def test_goals_met_and_missed() -> None:
     """Limits are absolute, or relative to what was measured in the same run."""
-    good = result(memcpy=3, raw=3, queue=100, shm=0.9, shm_opened=0.9, unix=20, tcp=3.9)
+    beside = {"memcpy": 3, "raw": 3, "queue": 100, "bare": 3, "as_it_comes": 5}
+    good = result(**beside, shm=0.9, shm_injected=0.9, shm_opened=0.9, unix=20, tcp=3.9, nixl=3.9)
     assert {True} == set(good.goals.values())
-    bad = result(memcpy=3, raw=3, queue=100, shm=26, shm_opened=26, unix=26, tcp=26)
-    assert 9 == len(bad.goals)
+    bad = result(**beside, shm=26, shm_injected=26, shm_opened=26, unix=26, tcp=26, nixl=26)
+    assert 15 == len(bad.goals)
     assert {False} == set(bad.goals.values())
-    assert {} == result(memcpy=3, raw=3, queue=100).goals
+    assert {} == result(**beside).goals
 
 
 def test_percentiles() -> None:
@@ -58,6 +68,7 @@ def test_every_way_is_measured(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     path = tmp_path / "result.json"
     command = ["transfer", "--sizes", "0.1,0.5", "--runs", "3", "--scattered", "--json", str(path)]
+    command += ["--transports", ",".join(TRANSPORTS)]
     run = CliRunner().invoke(bench_app, command)
     assert 0 == run.exit_code, run.output
     sizes = json.loads(path.read_text())["sizes"]

@@ -37,7 +37,7 @@ def test_it_lies_in_huge_pages() -> None:
     num_free = _num_free_huge_pages()
     memory = own_memory(8 * _HUGE_BYTES)
     memory[:] = b"\1" * len(memory)
-    told = mapping_at(address_of(memoryview(memory))[0])
+    told = mapping_at(address_of(memoryview(memory)))
     assert "hg" in told["VmFlags"].split()
     # A host whose memory is in pieces has none to give, and no fault of ours.
     assert int(told["AnonHugePages"].split()[0]) * 1024 >= 4 * _HUGE_BYTES or num_free < 8
