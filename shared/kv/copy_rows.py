@@ -39,11 +39,6 @@ class Place(NamedTuple):
     num_rows: int
     row_bytes: int
 
-    def check(self, num_rows: int, end: int) -> None:
-        """Raise InvariantBroken unless so many rows are there, of at least `end` bytes."""
-        if num_rows > self.num_rows or end > self.row_bytes:
-            raise InvariantBroken(f"{num_rows} rows of {end} bytes are not within {self[1:]}")
-
 
 class Moves:
     """The pieces that each row is copied in: int64 [n, 3], where from and where to in a row, and bytes.
@@ -57,6 +52,9 @@ class Moves:
         self.num_pieces = num_words // 3
         self.source_end = source_end
         self.target_end = target_end
+
+    def __str__(self) -> str:
+        return f"pieces up to {self.source_end} and {self.target_end}"
 
 
 def moves_between(source: Pieces, target: Pieces) -> Moves | None:
@@ -117,15 +115,16 @@ class CopyRows:
         Without a target rows are only digested. store_past, load_past: past the caches; else through them.
         Raises InvariantBroken, and touches nothing then, if the pieces are not within the rows.
         """
-        source.check(num_rows, moves.source_end)
-        if target is not None:
-            target.check(num_rows, moves.target_end)
+        address, most_rows, row_bytes = source
+        to, most_to, to_bytes = target or (None, num_rows, moves.target_end)
+        if num_rows > min(most_rows, most_to) or moves.source_end > row_bytes or moves.target_end > to_bytes:
+            raise InvariantBroken(f"{num_rows} rows with {moves} are not within {source} and {target}")
         digests = array("Q", bytes(8 * num_rows))
         self._copy(
-            source.address,
-            source.row_bytes,
-            None if target is None else target.address,
-            0 if target is None else target.row_bytes,
+            address,
+            row_bytes,
+            to,
+            to_bytes,
             num_rows,
             moves.address,
             moves.num_pieces,

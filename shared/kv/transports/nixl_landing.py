@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-import numpy as np
-
 from shared.kv.batch import Batch
 from shared.kv.host_memory import own_memory
 from shared.kv.pool_memory import address_of
@@ -134,8 +132,8 @@ class _Rows:
         self._num_pieces = len(ranges) // remote.num_tensors
         self._slot_ranges = first.num_tensors * self._num_pieces
         wanted = ranges[: self._slot_ranges]
-        slots = [packed(wanted, landing.address(slot)) for slot in range(NUM_SLOTS)]
-        self.prepared = prepare(np.concatenate(slots), ranges)
+        slots = packed(wanted, [landing.address(slot) for slot in range(NUM_SLOTS)])
+        self.prepared = prepare(slots, ranges)
 
     def read(self, batch: Batch, slot: int) -> Read:
         """Begin to read one batch to a slot."""

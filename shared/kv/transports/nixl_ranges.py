@@ -5,6 +5,8 @@ What is asked for is worked out for all tensors at once: they have the same rows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from shared.kv.block_views import block_runs
@@ -33,9 +35,10 @@ class Ranged:
         return made.reshape(-1, 3)
 
 
-def packed(remote: Ranges, address: int) -> Ranges:
-    """Ranges of the same lengths, one after the other from an address on."""
-    local = remote.copy()
-    ends = np.cumsum(local[:, 1])
-    local[:, 0] = np.uint64(address) + ends - local[:, 1]
-    return local
+def packed(remote: Ranges, addresses: Sequence[int]) -> Ranges:
+    """Ranges of the same lengths, one after the other from each address on."""
+    lengths = remote[:, 1]
+    local = np.zeros((len(addresses), len(remote), 3), dtype=np.uint64)
+    local[:, :, 0] = np.array(addresses, dtype=np.uint64)[:, None] + (np.cumsum(lengths) - lengths)
+    local[:, :, 1] = lengths
+    return local.reshape(-1, 3)
