@@ -1,13 +1,14 @@
 """The NIXL library alone, as a yardstick: one read of all bytes, announced and answered over a socket.
 
-Driven by its callers, as this project drives it; or as it comes, with a progress thread of its own on each side.
+Driven by its callers, as this project drives it; or with its own settings, as it comes: a thread of its own on each
+side, which never sleeps.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import select
+import signal
 import socket
 import struct
 import time
@@ -31,9 +32,9 @@ _PAUSE_S = 0.00005
 BeRead = Callable[[int], float]
 
 
-def sending(port: int, total_bytes: int, stack: ExitStack, *, progress_thread: bool = False) -> BeRead:
+def sending(port: int, total_bytes: int, stack: ExitStack, *, as_it_comes: bool = False) -> BeRead:
     """The side that is read from. Raises TransportUnavailable without the library."""
-    agent = NixlAgent(progress_thread=progress_thread)
+    agent = NixlAgent(as_it_comes=as_it_comes)
     memory = memoryview(own_memory(total_bytes))
     memory[:] = b"\1" * total_bytes
     stack.callback(memory.release)
@@ -56,11 +57,11 @@ def sending(port: int, total_bytes: int, stack: ExitStack, *, progress_thread: b
     return be_read
 
 
-def receive(listening: socket.socket, total_bytes: int, *, progress_thread: bool = False) -> None:
-    """The side that reads, for one connection. Ends without one when the library is missing on the other side."""
+def receive(listening: socket.socket, total_bytes: int, *, as_it_comes: bool = False) -> None:
+    """The side that reads, for one connection; without one it waits until its process ends."""
     sock, _ = listening.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    agent = NixlAgent(progress_thread=progress_thread)
+    agent = NixlAgent(as_it_comes=as_it_comes)
     memory = memoryview(own_memory(total_bytes))
     memory[:] = bytes(total_bytes)
     own = address_of(memory)
@@ -78,27 +79,25 @@ def receive(listening: socket.socket, total_bytes: int, *, progress_thread: bool
 
 
 @contextmanager
-def as_it_comes(total_bytes: int, cores: tuple[int, int]) -> Iterator[BeRead]:
-    """From this process, on the first core, to one of its own on the second. Raises TransportUnavailable.
+def reading_as_it_comes(total_bytes: int) -> Iterator[BeRead]:
+    """From this process to a new one, on all cores. Nothing else should be measured within.
 
-    Nothing else should be measured within: the library's threads wake a thousand times a second.
+    Raises TransportUnavailable; EOFError or OSError when the other process has ended.
     """
     context = multiprocessing.get_context("spawn")
-    before = os.sched_getaffinity(0)
     with ExitStack() as stack:
         pipe, theirs = context.Pipe()
         stack.callback(pipe.close)
-        process = context.Process(target=_receive_alone, args=(theirs, total_bytes, cores[1]), daemon=True)
+        process = context.Process(target=_receive_alone, args=(theirs, total_bytes), daemon=True)
         process.start()
-        stack.callback(process.join, 10)
         theirs.close()
-        os.sched_setaffinity(0, {cores[0]})
-        stack.callback(os.sched_setaffinity, 0, before)
-        yield sending(pipe.recv(), total_bytes, stack, progress_thread=True)
+        stack.callback(process.join)
+        stack.callback(process.kill)
+        yield sending(pipe.recv(), total_bytes, stack, as_it_comes=True)
 
 
-def _receive_alone(pipe: Pipe, total_bytes: int, core: int) -> None:
-    os.sched_setaffinity(0, {core})
+def _receive_alone(pipe: Pipe, total_bytes: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
     with socket.create_server(("127.0.0.1", 0)) as listening:
         pipe.send(listening.getsockname()[1])
-        receive(listening, total_bytes, progress_thread=True)
+        receive(listening, total_bytes, as_it_comes=True)

@@ -118,7 +118,7 @@ class CopyRows:
         address, most_rows, row_bytes = source
         to, most_to, to_bytes = target or (None, num_rows, moves.target_end)
         if num_rows > min(most_rows, most_to) or moves.source_end > row_bytes or moves.target_end > to_bytes:
-            raise InvariantBroken(f"{num_rows} rows with {moves} are not within {source} and {target}")
+            raise InvariantBroken(f"{num_rows} rows, {moves}, are not within {source[1:]} and {to_bytes}")
         digests = array("Q", bytes(8 * num_rows))
         self._copy(
             address,

@@ -101,11 +101,11 @@ def _parse(head: bytes) -> RequestHead:
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    """The bytes of a request head. Raises ValueError for what cannot stand in one."""
+    """The bytes of a request head. Raises ValueError for what would end a line, or be none."""
     lines = [f"{method} {target} HTTP/1.1", *[f"{name}: {value}" for name, value in headers.items()]]
     text = "".join(lines)
     if not (text.isascii() and text.isprintable()):
-        raise ValueError("a request head holds visible ASCII alone")
+        raise ValueError("a request head holds printable ASCII alone")
     return "\r\n".join([*lines, "", ""]).encode("ascii")
 
 

@@ -1,8 +1,8 @@
 """The NIXL library as this project uses it: one agent for a process, reads from a peer's memory, small notices.
 
 The only file that knows the library. It is an optional extra and takes a second to load, so it is imported when the
-first agent is made. The library's own progress thread stays off: it wakes a thousand times a second, idle or not,
-and reads take nearly twice as long. So the library works only within the calls below, and whoever waits calls them.
+first agent is made. The library's own progress thread stays off: it never sleeps, and takes a whole core, idle or
+not. So the library works only within the calls below, and whoever waits calls them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class ReadFailed(Exception):
 class NixlAgent:
     """Thread-safe. Raises TransportUnavailable where the library is missing or does not work.
 
-    progress_thread: as the library comes; only to measure that.
+    as_it_comes: with the library's own settings, its progress thread among them; only to measure that.
     """
 
-    def __init__(self, *, progress_thread: bool = False) -> None:
+    def __init__(self, *, as_it_comes: bool = False) -> None:
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
         try:
             library: Any = importlib.import_module(_MODULE)
-            config = library.nixl_agent_config(
-                enable_prog_thread=progress_thread,
-                sync_mode=library.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
-                backends=[_BACKEND],
-            )
+            own = {
+                "enable_prog_thread": False,
+                "sync_mode": library.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
+            }
+            config = library.nixl_agent_config(backends=[_BACKEND], **({} if as_it_comes else own))
             self._agent: Any = library.nixl_agent(f"{os.getpid()}-{secrets.token_hex(8)}", config)
         except ImportError as exc:
             raise TransportUnavailable(f"the extra handoff[nixl] is not installed: {exc}") from exc

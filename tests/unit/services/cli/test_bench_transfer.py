@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from services.cli import bench_transfer
 from services.cli.bench import bench_app
-from services.cli.bench_transfer import Plan, Result
-from services.cli.transfer_kv import SHAPE, injected, opened
+from services.cli.bench_transfer import Plan, Result, measure_transfer
+from services.cli.transfer_kv import SHAPE, Setup, Way, injected, opened
+from services.cli.transfer_nixl import BeRead, reading_as_it_comes
 from services.cli.transfer_ways import BARE_NIXL, MEMCPY, NIXL_AS_IT_COMES, QUEUE, RAW_TCP
+from shared.kv.transports.base import TransportUnavailable
 
 TRANSPORTS = ("shm", "unix", "tcp", "nixl")
 BESIDE = {MEMCPY, RAW_TCP, QUEUE, BARE_NIXL, NIXL_AS_IT_COMES}
@@ -60,6 +66,37 @@ def test_percentiles() -> None:
     assert 100.5 == pytest.approx(measured.p50_ms(28.0, "shm"))
     assert 198 == pytest.approx(measured.p99_ms(28.0, "shm"))
     assert 28 * 2**20 / 0.1005 / 1e9 == pytest.approx(measured.gb_per_s(28.0, "shm"))
+
+
+def test_a_yardstick_that_fails_loses_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result says which is missing and why, and has no goal that is measured by it."""
+
+    @contextmanager
+    def some_ways(_: Setup) -> Iterator[dict[str, Way]]:
+        yield {BARE_NIXL: lambda _: 0.003, "nixl": lambda _: 0.003}
+
+    @contextmanager
+    def failing(_: int) -> Iterator[BeRead]:
+        raise TransportUnavailable("out of order")
+        yield
+
+    monkeypatch.setattr(bench_transfer, "ways", some_ways)
+    monkeypatch.setattr(bench_transfer, "reading_as_it_comes", failing)
+    measured = measure_transfer(Plan((28.0,), runs=3), (0, 0), ("nixl",), scattered=False)
+    assert {NIXL_AS_IT_COMES: "out of order"} == measured.missing == measured.to_dict()["missing"]
+    assert [f"nixl 28 MiB within 1.3 times {BARE_NIXL}: 3.00 of 3.90 ms"] == list(measured.goals)
+
+
+def test_a_reader_that_dies_is_an_error_at_once() -> None:
+    """And no process is left, whoever ends first."""
+    before = set(multiprocessing.active_children())
+    with reading_as_it_comes(4096) as be_read:
+        assert be_read(4096) > 0
+        (child,) = set(multiprocessing.active_children()) - before
+        child.kill()
+        with pytest.raises(ConnectionResetError):
+            be_read(4096)
+    assert before == set(multiprocessing.active_children())
 
 
 @pytest.mark.slow

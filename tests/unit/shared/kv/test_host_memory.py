@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import re
 from pathlib import Path
@@ -21,6 +22,19 @@ def test_it_is_zeros_of_the_right_length() -> None:
     assert bytes(3 * mmap.PAGESIZE) == memory[:]
     memory[:4] = b"here"
     assert b"here" == memory[:4]
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_address_of_a_part_is_where_it_lies(writable: bool) -> None:
+    """Also of what may only be read; and nothing keeps the memory afterwards."""
+    memory = own_memory(2 * mmap.PAGESIZE)
+    memory[mmap.PAGESIZE : mmap.PAGESIZE + 4] = b"here"
+    with memoryview(memory) as view:
+        part = view[mmap.PAGESIZE :]
+        address = address_of(part if writable else part.toreadonly())
+        assert b"here" == ctypes.string_at(address, 4)
+        part.release()
+    memory.close()
 
 
 def test_memory_that_cannot_be_had_is_an_error_at_once() -> None:

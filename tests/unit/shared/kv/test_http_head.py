@@ -28,5 +28,5 @@ def test_nothing_ends_a_line_of_a_head(value: str, where: str) -> None:
     """Whatever asks for it: no field that nobody wrote."""
     target = f"/v1/kv/{value}" if where == "target" else "/v1/kv/one"
     field = {value: "x"} if where == "name" else {"X-Request-Id": value if where == "value" else "x"}
-    with pytest.raises(ValueError, match="visible ASCII"):
+    with pytest.raises(ValueError, match="printable ASCII"):
         request_head("PUT", target, HEAD | field)
