@@ -6,11 +6,11 @@ writes to the cache then, and the copy goes past it.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from contextlib import suppress
 
 from shared.kv.batch import Batch
-from shared.kv.host_memory import own_memory
 from shared.kv.pool_memory import address_of
 from shared.kv.section import Section
 from shared.kv.told_chunk import TOLD_BATCH_BYTES, ToldChunk
@@ -33,7 +33,7 @@ class Landing:
     """
 
     def __init__(self, agent: NixlAgent) -> None:
-        self._mapping = own_memory(LANDING_BYTES)
+        self._mapping = mmap.mmap(-1, LANDING_BYTES)
         self._view = memoryview(self._mapping)
         self._address = address_of(self._view)
         self._registered: Registration = agent.register((self._address, len(self._view)))

@@ -164,9 +164,9 @@ def test_memory_beyond_the_rows_is_never_touched(code: CopyRows, at: tuple[int, 
         code(source, target, NUM_ROWS, moves)
     with nullcontext() if at[0] == 0 else pytest.raises(InvariantBroken):
         code(source, None, NUM_ROWS, moves)
-    for places in ((source, fewer[1]), (fewer[0], target), (fewer[0], None)):
+    for one, other in ((source, fewer[1]), (fewer[0], target), (fewer[0], None)):
         with pytest.raises(InvariantBroken):
-            code(*places, NUM_ROWS, moves)
+            code(one, other, NUM_ROWS, moves)
 
 
 @pytest.mark.parametrize("source", [[(0, 2048)], [(0, 1024), (1024, 1024)]])
