@@ -117,7 +117,7 @@ class Result:
                 value_ms <= limit_ms
             )
 
-        for way in ("shm", injected("shm"), opened("shm")):
+        for way in (injected("shm"), opened("shm")):  # sent, verified, injected: the answer comes later
             goal("under 1 ms", 3.5, way, 1.0)
         goal("at 60 % of the speed of two memcpys", 28.0, "shm", (MEMCPY, 1 / 0.6))
         goal("under 4 ms", 3.5, "tcp", 4.0)
