@@ -1,7 +1,7 @@
 """KV as a way of `handoff bench transfer`: sent, verified by digest, injected into a block pool, as in the workers.
 
-Measured with all that a PUT needs, until it is answered or until decode may use it; or as in a request, where the
-PUT is opened while prefill computes.
+Measured with all that a PUT needs; or as in a request, where the PUT is opened while prefill computes, until it is
+answered or until decode may use it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def opened(transport: str) -> str:
 
 
 def injected(transport: str) -> str:
-    """The way by this transport that ends when decode may use the KV, and not when the sender knows it."""
+    """The same, which ends when decode may use the KV, and not when the sender knows it."""
     return f"{transport}, injected"
 
 
@@ -152,11 +152,12 @@ def kv_way(
     offer: Offer,
     numbers: Iterator[int],
     threads: Executor | None = None,
-    ended_at: Callable[[], float] = time.perf_counter,
+    injected_at: Callable[[], float] | None = None,
 ) -> Way:
     """One hand-off after another to `offer`.
 
-    threads: on which to send, in order to open the PUT first. ended_at: asked after the answer, when it was over.
+    threads: on which to send, in order to open the PUT first. injected_at: on time.monotonic(), asked after the
+    answer; then the time until the answer does not count.
     """
 
     def send(num_tokens: int) -> float:
@@ -185,13 +186,15 @@ def kv_way(
             try:
                 _compute(_OPENING_S)
                 progress.finish([1], [False])
-                return sent.result().transfer_s
+                answered_s = sent.result().transfer_s
             except BaseException:  # Ctrl-C: the thread would wait for KV
                 progress.cancel("given up")
                 raise
+            assert progress.finished_at is not None
+            return answered_s if injected_at is None else injected_at() - progress.finished_at
         progress.finish([1], [False])
         began = time.perf_counter()
         sender.send(outgoing)
-        return ended_at() - began
+        return time.perf_counter() - began
 
     return send

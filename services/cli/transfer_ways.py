@@ -52,7 +52,7 @@ _LENGTH_BYTES = 8
 def serve(setup: Setup, pipe: Pipe, queue: Any, committed_at: c_double) -> None:
     """The receiving process: all ways at once, until the pipe closes.
 
-    committed_at: set when KV has been injected, on time.perf_counter(), which is the same in all processes.
+    committed_at: set when KV has been injected, on time.monotonic(), which is the same in all processes.
     """
     import torch  # noqa: PLC0415 - takes seconds, and `handoff bench --help` needs none of it
 
@@ -62,7 +62,7 @@ def serve(setup: Setup, pipe: Pipe, queue: Any, committed_at: c_double) -> None:
     def no_report(_: PutReport) -> None: ...
 
     def committed(_: Received) -> None:
-        committed_at.value = time.perf_counter()
+        committed_at.value = time.monotonic()
 
     pool = Pool(setup, seed=2)
     offer = offered(",".join(setup.transports))
@@ -142,8 +142,8 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
                 stack.callback(sender.close)
                 new_way = partial(kv_way, sender, pool.views(), offer, numbers)
                 made[name] = new_way()
-                made[injected(name)] = new_way(ended_at=lambda: committed_at.value)
                 made[opened(name)] = new_way(threads)
+                made[injected(name)] = new_way(threads, injected_at=lambda: committed_at.value)
         yield made
 
 
