@@ -137,7 +137,8 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
             pool = Pool(setup, seed=1, shareable=name == shm_wire.NAME)
             for transport in usable(name, pool=pool.memory):
                 if name == nixl_wire.NAME:
-                    made[BARE_NIXL] = _bare_nixl(setup, nixl_port, stack)
+                    total_bytes = setup.max_tokens * SHAPE.bytes_per_token
+                    made[BARE_NIXL] = nixl_way(transfer_nixl.sending(nixl_port, total_bytes, stack))
                 sender = KvSender(SECRET, [transport], SendTimeouts())
                 stack.callback(sender.close)
                 new_way = partial(kv_way, sender, pool.views(), offer, numbers)
@@ -177,8 +178,8 @@ def _raw_tcp(setup: Setup, port: int, stack: ExitStack) -> Way:
     return send
 
 
-def _bare_nixl(setup: Setup, port: int, stack: ExitStack) -> Way:
-    be_read = transfer_nixl.sending(port, setup.max_tokens * SHAPE.bytes_per_token, stack)
+def nixl_way(be_read: transfer_nixl.BeRead) -> Way:
+    """The NIXL library alone, asked for tokens."""
     return lambda num_tokens: be_read(num_tokens * SHAPE.bytes_per_token)
 
 

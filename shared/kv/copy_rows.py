@@ -53,9 +53,6 @@ class Moves:
         self.source_end = source_end
         self.target_end = target_end
 
-    def __str__(self) -> str:
-        return f"pieces up to {self.source_end} and {self.target_end}"
-
 
 def moves_between(source: Pieces, target: Pieces) -> Moves | None:
     """How to copy the pieces of one side to those of the other; None if not in one pass.
@@ -118,7 +115,10 @@ class CopyRows:
         address, most_rows, row_bytes = source
         to, most_to, to_bytes = target or (None, num_rows, moves.target_end)
         if num_rows > min(most_rows, most_to) or moves.source_end > row_bytes or moves.target_end > to_bytes:
-            raise InvariantBroken(f"{num_rows} rows, {moves}, are not within {source[1:]} and {to_bytes}")
+            ends = f"{moves.source_end} and {moves.target_end}"
+            raise InvariantBroken(
+                f"{num_rows} rows of {ends} bytes are not within {source[1:]} and {to_bytes}"
+            )
         digests = array("Q", bytes(8 * num_rows))
         self._copy(
             address,

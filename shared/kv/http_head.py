@@ -16,6 +16,7 @@ _HEAD_END = b"\r\n\r\n"
 _MAX_RESPONSE_BYTES = 64 * 1024
 _READ_BYTES = 4 * 1024
 
+_LINES = re.compile(r"(?:[!-~]+(?: [!-~]+)*\r\n)+\r\n")
 # The forms of our own requests and answers, read ten times faster than HTTP in general. Others go to h11.
 _OWN_REQUEST = re.compile(r"PUT (/[A-Za-z0-9._/-]*) HTTP/1\.1\r\n((?:[A-Za-z-]+: [!-~]+\r\n)+)\r\n")
 _OWN_FIELD = re.compile(r"([A-Za-z-]+): ([!-~]+)\r\n")
@@ -101,12 +102,12 @@ def _parse(head: bytes) -> RequestHead:
 
 
 def request_head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
-    """The bytes of a request head. Raises ValueError for what would end a line, or be none."""
+    """The bytes of a request head. Raises ValueError for what cannot stand in one."""
     lines = [f"{method} {target} HTTP/1.1", *[f"{name}: {value}" for name, value in headers.items()]]
-    text = "".join(lines)
-    if not (text.isascii() and text.isprintable()):
-        raise ValueError("a request head holds printable ASCII alone")
-    return "\r\n".join([*lines, "", ""]).encode("ascii")
+    head = "\r\n".join([*lines, "", ""])
+    if head.count("\r\n") != len(lines) + 1 or not _LINES.fullmatch(head):
+        raise ValueError("a request head holds visible ASCII alone")
+    return head.encode("ascii")
 
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -86,8 +86,6 @@ class ToldChunk:
         An interrupt is noticed here too, for all batches may have been told at once.
         """
         self._body.stream.check_interrupted()
-        if position < self._num_told:
-            return
         section = Section(_WORD.size)
         while position >= self._num_told:
             self._read_some(section)

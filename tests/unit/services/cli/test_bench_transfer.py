@@ -55,7 +55,7 @@ def test_goals_met_and_missed() -> None:
     good = result(**beside, shm=0.9, shm_injected=0.9, shm_opened=0.9, unix=20, tcp=3.9, nixl=3.9)
     assert {True} == set(good.goals.values())
     bad = result(**beside, shm=26, shm_injected=26, shm_opened=26, unix=26, tcp=26, nixl=26)
-    assert 14 == len(bad.goals)
+    assert 15 == len(bad.goals)
     assert {False} == set(bad.goals.values())
     assert {} == result(**beside).goals
 
