@@ -135,7 +135,7 @@ def ways(setup: Setup) -> Iterator[dict[str, Way]]:
         threads = stack.enter_context(ThreadPoolExecutor(1))
         for name in setup.transports:
             pool = Pool(setup, seed=1, shareable=name == shm_wire.NAME)
-            for transport in usable(name, pool=pool.memory):
+            for transport in usable(name, pool=pool.memory, secret=SECRET):
                 if name == nixl_wire.NAME:
                     total_bytes = setup.max_tokens * SHAPE.bytes_per_token
                     made[BARE_NIXL] = nixl_way(transfer_nixl.sending(nixl_port, total_bytes, stack))

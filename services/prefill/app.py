@@ -35,7 +35,7 @@ def create_app(worker: Worker, settings: PrefillSettings, secret: str) -> FastAP
     senders = ThreadPoolExecutor(settings.max_sends, thread_name_prefix="kv-send")
     sender = KvSender(
         secret.encode(),
-        usable(settings.kv_transports, settings.kv_shm_bytes, worker.pool_memory),
+        usable(settings.kv_transports, settings.kv_shm_bytes, worker.pool_memory, secret=secret.encode()),
         SendTimeouts(connect_s=settings.kv_connect_timeout_s, io_s=settings.kv_io_timeout_s),
     )
     kept = KeptHandoffs(

@@ -99,7 +99,7 @@ class KvListener:
         self._carriers: dict[str, MakeCarrier] = {
             shm_wire.HEADER.lower(): MappedPools().carrier,
             shm_ring.HEADER.lower(): shm_ring.SegmentCarrier,
-            nixl_wire.HEADER.lower(): lambda text, _: NixlCarrier(nixl, text),
+            nixl_wire.HEADER.lower(): lambda text, _: NixlCarrier(nixl, secret, text),
         }
         self._transports = (*local, *([nixl_wire.NAME] if nixl else []), tcp.NAME)
         self._kv_socket = unix.new_name() if local else None

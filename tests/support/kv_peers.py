@@ -85,7 +85,8 @@ def send_part(pipe: Connection, secret: bytes, handoff: Handoff, want: Expected,
     progress = Progress()
     progress.advance(chunks[1][1])
     source, memory = zeros(want)
-    transports = usable("shm") if transport == "ring" else usable(transport, pool=memory)
+    is_ring = transport == "ring"
+    transports = usable("shm" if is_ring else transport, pool=None if is_ring else memory, secret=secret)
     pipe.send("sending")
     sender = KvSender(secret, transports, SendTimeouts())
     sender.send(Send(handoff, "r1", manifest, source, progress))

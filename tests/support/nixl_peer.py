@@ -68,7 +68,7 @@ def send() -> None:
     """Prefill's side."""
     grant = Handoff.model_validate_json(sys.stdin.readline())
     pool = source()
-    sender = KvSender(SECRET, usable(TRANSPORTS, pool=pool.memory), SendTimeouts())
+    sender = KvSender(SECRET, usable(TRANSPORTS, pool=pool.memory, secret=SECRET), SendTimeouts())
     manifest = manifest_for(WANT, chunk_size=256)
     for _ in range(NUM_PUTS):
         sent = sender.send(Send(grant, "r1", manifest, pool.views(), finished()))

@@ -42,13 +42,16 @@ TransportNames = Annotated[
 ]
 
 
-def usable(names: str, shm_bytes: int = DEFAULT_SHM_BYTES, pool: PoolMemory | None = None) -> list[Transport]:
+def usable(
+    names: str, shm_bytes: int = DEFAULT_SHM_BYTES, pool: PoolMemory | None = None, *, secret: bytes
+) -> list[Transport]:
     """The named transports that pass their self-test; says in the log which do not, and why.
 
     pool: what is sent from, if it lies in host memory. shm_bytes: bounds what is mapped if peers cannot map that.
+    secret: shared with receivers.
     """
     make: dict[str, Callable[[], Transport]] = {
-        nixl_wire.NAME: lambda: NixlTransport(pool),
+        nixl_wire.NAME: lambda: NixlTransport(pool, secret),
         shm_wire.NAME: lambda: shm_transport(pool, shm_bytes),
         unix.NAME: UnixTransport,
         tcp.NAME: TcpTransport,
@@ -87,7 +90,7 @@ def offered(names: str) -> Offered:
             agent = NixlAgent()
             agent.check()
             peers = NixlPeers(agent)
-    others = usable(",".join(wanted)) if wanted else []
+    others = usable(",".join(wanted), secret=b"") if wanted else []
     return Offered(tuple(transport.name for transport in others), peers)
 
 

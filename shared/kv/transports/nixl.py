@@ -30,14 +30,16 @@ from shared.kv.transports.tcp import TcpTransport
 class NixlTransport:
     """Sender's side (shared.kv.transports.base.Transport). An address is that of the TCP listener.
 
-    pool: what all sources lie in; None if that is not host memory. agent: made by the self-test if not given.
+    pool: what all sources lie in; None if that is not host memory. secret: shared with receivers.
+    agent: made by the self-test if not given.
     """
 
     name = NAME
     slower_than_memory = False
 
-    def __init__(self, pool: PoolMemory | None, agent: NixlAgent | None = None) -> None:
+    def __init__(self, pool: PoolMemory | None, secret: bytes, agent: NixlAgent | None = None) -> None:
         self._pool = pool
+        self._secret = secret
         self._agent = agent
         self._tcp = TcpTransport()
         self._registered: Registration | None = None
@@ -52,7 +54,7 @@ class NixlTransport:
         agent.check()
         self._registered = agent.register(self._pool.extent)
         bases = tuple(map(int, self._pool.addresses))
-        self._introduction = Introduction(agent.metadata(), bases).pack()
+        self._introduction = Introduction(agent.metadata(), bases).pack(self._secret)
         self._notices = Notices(agent)
 
     def address(self, ticket: Ticket) -> str | None:

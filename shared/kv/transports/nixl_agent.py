@@ -100,9 +100,9 @@ class NixlAgent:
         """Make a peer known, or known anew; returns its name. Raises ReadFailed."""
         try:
             name = self._agent.add_remote_agent(metadata)
+            return name.decode() if isinstance(name, bytes) else str(name)
         except Exception as exc:
             raise ReadFailed(f"the peer cannot be reached: {exc}") from exc
-        return name.decode() if isinstance(name, bytes) else str(name)
 
     def forget(self, peer: str) -> None:
         """Drop a peer; no read from it may be under way. An unknown one is no error."""

@@ -29,7 +29,7 @@ class NixlCarrier:
 
     name = NAME
 
-    def __init__(self, peers: NixlPeers | None, text: str) -> None:
+    def __init__(self, peers: NixlPeers | None, secret: bytes, text: str) -> None:
         if peers is None:
             raise InvalidRequest("KV is not read over NIXL here")
         self.terms = Terms.parse(text)
@@ -37,6 +37,7 @@ class NixlCarrier:
         self.read_bytes = 0
         self.landing: Landing | None = None
         self._peers = peers
+        self._secret = secret
         self._peer = ""
         self._is_broken = False
 
@@ -52,10 +53,10 @@ class NixlCarrier:
         return NixlSlots(self, body)
 
     def introduce(self, content: bytearray) -> None:
-        """Get to know the peer. Raises InvalidRequest, TransportFailed."""
+        """Get to know the peer, if it has signed that. Raises InvalidRequest, TransportFailed."""
         if self.landing is not None:
             raise InvalidRequest("a peer introduces itself once")
-        introduction = Introduction.unpack(content)
+        introduction = Introduction.unpack(content, self._secret)
         try:
             self._peer, self.landing = self._peers.take(introduction.metadata)
         except (ReadFailed, TransportUnavailable) as exc:

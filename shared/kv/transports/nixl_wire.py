@@ -3,17 +3,20 @@
     X-Handoff-Nixl: <block size>/<introduction bytes>/<token>
     PUT body: header | introduction | blocks | lengths (both `shared.kv.told_chunk`) | trailer
 
-The introduction comes with the first PUT of a connection: the library's metadata of the prefill worker, and where
-its pool has the K and V of each layer. A notice goes from decode to prefill through the library: how much was read.
+The introduction comes with the first PUT of a connection: the library's metadata of the prefill worker, where its
+pool has the K and V of each layer, and an HMAC of both: a flipped bit in metadata ends the process that gives it to
+the library. A notice goes from decode to prefill through the library: how much was read.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import struct
 from dataclasses import dataclass
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, TransportFailed
 from shared.kv import told_chunk
 from shared.kv.layout import BlobLayout
 
@@ -25,6 +28,8 @@ MAX_INTRODUCTION_BYTES = 1024 * 1024
 _MAX_BLOCK_SIZE = 1 << 20
 _FIELDS = re.compile(rf"([1-9][0-9]{{0,6}})/(0|[1-9][0-9]{{0,6}})/([0-9a-f]{{{2 * TOKEN_BYTES}}})")
 _SIZES = struct.Struct("<II")
+_DOMAIN = b"handoff nixl introduction 1\0"
+_MAC_BYTES = hashlib.sha256().digest_size
 _NOTICE = struct.Struct(f"<{TOKEN_BYTES}sQ")
 
 
@@ -60,21 +65,28 @@ class Introduction:
     metadata: bytes
     bases: tuple[int, ...]
 
-    def pack(self) -> bytes:
+    def pack(self, secret: bytes) -> bytes:
         """As it travels."""
         sizes = _SIZES.pack(len(self.metadata), len(self.bases))
-        return sizes + self.metadata + struct.pack(f"<{len(self.bases)}Q", *self.bases)
+        content = sizes + self.metadata + struct.pack(f"<{len(self.bases)}Q", *self.bases)
+        return content + _mac(content, secret)
 
     @classmethod
-    def unpack(cls, content: bytes | bytearray) -> Introduction:
-        """Read what `pack` wrote. Raises InvalidRequest."""
+    def unpack(cls, whole: bytes | bytearray, secret: bytes) -> Introduction:
+        """Read what `pack` wrote. Raises TransportFailed, InvalidRequest."""
+        content, mac = whole[:-_MAC_BYTES], whole[-_MAC_BYTES:]
+        if not hmac.compare_digest(mac, _mac(content, secret)):
+            raise TransportFailed("the NIXL introduction was damaged on the way, or signed by somebody else")
         try:
             metadata_bytes, num_bases = _SIZES.unpack_from(content)
-            end = _SIZES.size + metadata_bytes
-            bases = struct.unpack(f"<{num_bases}Q", content[end:])
+            metadata, *bases = struct.unpack(f"<{metadata_bytes}s{num_bases}Q", content[_SIZES.size :])
         except struct.error as exc:
             raise InvalidRequest("the NIXL introduction cannot be read") from exc
-        return cls(bytes(content[_SIZES.size : end]), bases)
+        return cls(metadata, tuple(bases))
+
+
+def _mac(content: bytes | bytearray, secret: bytes) -> bytes:
+    return hmac.digest(secret, _DOMAIN + content, hashlib.sha256)
 
 
 def pack_notice(token: bytes, read_bytes: int) -> bytes:

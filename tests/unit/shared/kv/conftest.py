@@ -118,7 +118,7 @@ def sender_to(name: str, request: pytest.FixtureRequest) -> SenderOver:
 
     def make(pool: Pool, timeouts: SendTimeouts | None = None) -> KvSender:
         made: dict[str, Callable[[], Transport]] = {
-            "nixl": lambda: NixlTransport(pool.memory, request.getfixturevalue("nixl").sending),
+            "nixl": lambda: NixlTransport(pool.memory, SECRET, request.getfixturevalue("nixl").sending),
             "shm": lambda: ShmTransport(pool.memory),
             "ring": lambda: RingTransport(SegmentBudget(32 << 20)),
             "unix": UnixTransport,

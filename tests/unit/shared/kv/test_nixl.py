@@ -110,10 +110,10 @@ def test_a_peer_introduces_itself_once(nixl: Agents) -> None:
 
     A second introduction was taken for the ids of blocks.
     """
-    introduction = Introduction(nixl.sending.metadata(), (1, 2, 3, 4)).pack()
+    introduction = Introduction(nixl.sending.metadata(), (1, 2, 3, 4)).pack(SECRET)
     first, later = Terms(16, len(introduction), TOKEN), Terms(16, 0, TOKEN)
     peers = NixlPeers(nixl.receiving)
-    carrier = NixlCarrier(peers, str(later))
+    carrier = NixlCarrier(peers, SECRET, str(later))
     with closing(peers), closing(carrier):
         for terms, refused in ((later, "before it names"), (first, ""), (later, ""), (first, "once")):
             carrier.next_put(str(terms))
@@ -127,19 +127,19 @@ def test_a_peer_introduces_itself_once(nixl: Agents) -> None:
                 slots.begin(LAYOUT)
 
 
-class Unreachable(NixlTransport):
-    """Its pool is where no peer can read it."""
+class Introduced(NixlTransport):
+    """Says of itself what it is told to; by default what the library does not understand."""
 
-    def __init__(self, agent: NixlAgent, pool: Pool) -> None:
-        super().__init__(pool.memory, agent)
-        self._pool_bases = tuple(map(int, pool.memory.addresses))
+    def __init__(self, agent: NixlAgent, pool: Pool, introduction: bytes | None = None) -> None:
+        super().__init__(pool.memory, SECRET, agent)
+        bases = tuple(map(int, pool.memory.addresses))
+        self._said = introduction or Introduction(b"nobody", bases).pack(SECRET)
         self._own = Notices(agent)
         self._way = TcpTransport()
 
     def connect(self, address: str, deadline: float, interrupting: Interrupting) -> Connection:
-        """With an introduction that the library does not understand."""
         stream = self._way.connect(address, deadline, interrupting).stream
-        return NixlConnection(stream, 4, Introduction(b"nobody", self._pool_bases).pack(), self._own)
+        return NixlConnection(stream, 4, self._said, self._own)
 
     def close(self) -> None:
         self._own.close()
@@ -152,7 +152,7 @@ def test_a_way_that_does_not_work_is_left_for_another(listen: Listen, nixl: Agen
     listening = listen(book)
     handoff = granted(listening.listener.offer("127.0.0.1"))
     source = Pool(book.want.shape, num_tokens=10, seed=1)
-    transports: list[Transport] = [Unreachable(nixl.sending, source), TcpTransport()]
+    transports: list[Transport] = [Introduced(nixl.sending, source), TcpTransport()]
     manifest: Manifest = manifest_for(expected())
     with closing(KvSender(SECRET, transports, SendTimeouts())) as sender:
         for _ in range(2):
@@ -167,6 +167,31 @@ def test_a_way_that_does_not_work_is_left_for_another(listen: Listen, nixl: Agen
     assert [(200, "tcp"), (200, "tcp"), (502, "nixl")] == ends
 
 
+@pytest.mark.parametrize("secret", [SECRET, b"another secret"])
+def test_the_library_is_given_only_what_a_worker_has_signed(
+    listen: Listen, nixl: Agents, monkeypatch: pytest.MonkeyPatch, secret: bytes
+) -> None:
+    """502, and the KV goes another way, for an introduction with a flipped bit anywhere, or of somebody else.
+
+    Some flips in metadata made the library end the decode process.
+    """
+    source = Pool(expected().shape, num_tokens=10, seed=1)
+    bases = tuple(map(int, source.memory.addresses))
+    signed = Introduction(nixl.sending.metadata(), bases).pack(secret)
+    sound = secret == SECRET
+    monkeypatch.setattr(NixlPeers, "take", lambda *_: pytest.fail("the library was asked"))
+    for position in range(0, len(signed), 7) if sound else [0]:
+        said = bytearray(signed)
+        said[position] ^= sound << position % 8
+        book = reservation()
+        handoff = granted(listen(book).listener.offer("127.0.0.1"))
+        transports: list[Transport] = [Introduced(nixl.sending, source, bytes(said)), TcpTransport()]
+        with closing(KvSender(SECRET, transports, SendTimeouts())) as sender:
+            sent = sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
+        assert "tcp" == sent.transport
+        assert source.content() == book.pool.content()
+
+
 def test_the_only_way_is_tried_again(listen: Listen, nixl: Agents) -> None:
     """A way that has failed is tried again if there is no other, and the error says what has failed.
 
@@ -175,7 +200,7 @@ def test_the_only_way_is_tried_again(listen: Listen, nixl: Agents) -> None:
     listening = listen(reservation())
     handoff = granted(listening.listener.offer("127.0.0.1"))
     source = Pool(expected().shape, num_tokens=10, seed=1)
-    with closing(KvSender(SECRET, [Unreachable(nixl.sending, source)], SendTimeouts())) as sender:
+    with closing(KvSender(SECRET, [Introduced(nixl.sending, source)], SendTimeouts())) as sender:
         for _ in range(2):
             with pytest.raises(TransportFailed, match="cannot be reached"):
                 sender.send(Send(handoff, "r1", manifest_for(expected()), source.views(), finished()))
@@ -185,11 +210,11 @@ def test_the_only_way_is_tried_again(listen: Listen, nixl: Agents) -> None:
 def test_a_pool_on_a_device_is_not_offered() -> None:
     """The transport says why it is not used."""
     with pytest.raises(TransportUnavailable, match="host memory"):
-        NixlTransport(None).self_test()
-    assert ["tcp"] == [transport.name for transport in usable("nixl,tcp")]
+        NixlTransport(None, SECRET).self_test()
+    assert ["tcp"] == [transport.name for transport in usable("nixl,tcp", secret=SECRET)]
 
 
 def test_an_address_is_that_of_the_listener() -> None:
     """The PUT itself goes over TCP, to any host."""
     ticket = Ticket("h1", 7, "http://10.0.0.1:99/v1/kv/h1", "boot", 1.0)
-    assert "10.0.0.1:99" == NixlTransport(None).address(ticket)
+    assert "10.0.0.1:99" == NixlTransport(None, SECRET).address(ticket)

@@ -108,7 +108,7 @@ def test_a_connection_that_fails_to_close_makes_room(nixl: Agents) -> None:
     )
     listener.start()
     handoff = granted(listener.offer("127.0.0.1"))
-    over_nixl = NixlTransport(source.memory, nixl.sending)
+    over_nixl = NixlTransport(source.memory, SECRET, nixl.sending)
     over_nixl.self_test()
     with closing(listener):
         for transport in (over_nixl, TcpTransport()):
@@ -162,7 +162,7 @@ def test_a_sender_that_cannot_hear_gives_the_way_up(
     listening = listen(reservation())
     handoff = granted(listening.listener.offer("127.0.0.1"))
     source = Pool(expected().shape, num_tokens=10, seed=1)
-    transport = NixlTransport(source.memory, nixl.sending)
+    transport = NixlTransport(source.memory, SECRET, nixl.sending)
     transport.self_test()
     monkeypatch.setattr(nixl.sending._agent, "get_new_notifs", Deaf())
     with closing(KvSender(SECRET, [transport], SendTimeouts())) as sender:
@@ -193,7 +193,7 @@ def test_a_cancelled_reservation_has_its_blocks_at_once(
     listening = listen(book)
     handoff = granted(listening.listener.offer("127.0.0.1"))
     source = Pool(WIDE.shape, num_tokens=512, block_size=256, seed=1)
-    transport = NixlTransport(source.memory, nixl.sending)
+    transport = NixlTransport(source.memory, SECRET, nixl.sending)
     transport.self_test()
     send = Send(handoff, "r1", manifest_for(WIDE, chunk_size=0), source.views(), finished())
     unending, peers = Unending(), listening.nixl
@@ -240,7 +240,7 @@ def test_reads_that_take_time_go_on_beside_each_other(
     book = reservation()
     handoff = granted(listen(book).listener.offer("127.0.0.1"))
     source = Pool(book.want.shape, num_tokens=10, seed=1)
-    transport = NixlTransport(source.memory, nixl.sending)
+    transport = NixlTransport(source.memory, SECRET, nixl.sending)
     transport.self_test()
     read, under_way, most = Prepared.read, list[Read](), [0]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, TransportFailed
 from shared.kv.transports.nixl_wire import (
     Introduction,
     Terms,
@@ -13,6 +15,7 @@ from shared.kv.transports.nixl_wire import (
 )
 
 TOKEN = bytes(range(8))
+SECRET = b"a shared secret"
 
 
 def test_terms_are_read_as_they_were_written() -> None:
@@ -48,20 +51,32 @@ def test_other_terms_are_refused(text: str) -> None:
 def test_introduction_is_read_as_it_was_written() -> None:
     """The library's bytes and 64-bit addresses."""
     introduction = Introduction(b"metadata", (1, 2**63, 2**64 - 1))
-    assert introduction == Introduction.unpack(introduction.pack())
+    assert introduction == Introduction.unpack(introduction.pack(SECRET), SECRET)
 
 
-@pytest.mark.parametrize("length", range(8 + 8 + 3 * 8))
+@pytest.mark.parametrize("length", range(8 + 8 + 3 * 8 + 32))
 def test_short_introduction_is_refused(length: int) -> None:
-    """At every length."""
-    with pytest.raises(InvalidRequest):
-        Introduction.unpack(Introduction(b"metadata", (1, 2, 3)).pack()[:length])
+    """At every length; the KV may go another way."""
+    with pytest.raises(TransportFailed):
+        Introduction.unpack(Introduction(b"metadata", (1, 2, 3)).pack(SECRET)[:length], SECRET)
 
 
-def test_long_introduction_is_refused() -> None:
-    """Nothing is left over."""
+def test_damaged_introduction_is_refused() -> None:
+    """Every bit of it."""
+    whole = Introduction(b"metadata", (1, 2, 3)).pack(SECRET)
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(TransportFailed):
+            Introduction.unpack(damaged, SECRET)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(7), b"\1" + bytes(7), bytes(4) + b"\1" + bytes(3), bytes(9)])
+def test_signed_nonsense_is_refused(content: bytes) -> None:
+    """What a worker of another version may say."""
+    mac = hmac.digest(SECRET, b"handoff nixl introduction 1\0" + content, "sha256")
     with pytest.raises(InvalidRequest):
-        Introduction.unpack(Introduction(b"metadata", (1, 2, 3)).pack() + b"\0")
+        Introduction.unpack(content + mac, SECRET)
 
 
 def test_notices_are_read_as_they_were_written() -> None:

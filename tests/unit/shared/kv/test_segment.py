@@ -104,11 +104,13 @@ def test_too_little_shared_memory_fails_the_self_test() -> None:
     """Such a process neither offers nor uses shared memory; the other transports stay."""
     with pytest.raises(TransportUnavailable, match="less shared memory"):
         RingTransport(SegmentBudget(1024)).self_test()
-    assert ["unix", "tcp"] == [transport.name for transport in usable("shm,unix,tcp", shm_bytes=1024)]
-    assert ["tcp", "shm"] == [transport.name for transport in usable("tcp,shm,tcp")]
+    assert ["unix", "tcp"] == [
+        transport.name for transport in usable("shm,unix,tcp", shm_bytes=1024, secret=b"")
+    ]
+    assert ["tcp", "shm"] == [transport.name for transport in usable("tcp,shm,tcp", secret=b"")]
 
 
 def test_a_host_without_memfd_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system lacks is found at the start, not at the first hand-off."""
     monkeypatch.delattr(os, "memfd_create")
-    assert ["tcp"] == [transport.name for transport in usable("shm,tcp")]
+    assert ["tcp"] == [transport.name for transport in usable("shm,tcp", secret=b"")]
