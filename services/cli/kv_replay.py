@@ -144,7 +144,9 @@ class Replay:
                 Send(
                     handoff=handoff,
                     request_id=self.saved.work.request_id,
-                    manifest=Manifest(**fields, chunks=plan_chunks(have, manifest.num_tokens, size)),
+                    manifest=Manifest(
+                        **fields, chunks=plan_chunks(have, manifest.num_tokens, size, manifest.shape)
+                    ),
                     source=MappedKv(_mapped(self.path), self.layout, self.header_bytes),
                     progress=progress,
                 )

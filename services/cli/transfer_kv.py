@@ -177,7 +177,7 @@ def kv_way(
         want = reserved(handoff_id)
         manifest = Manifest(
             **{name: getattr(want, name) for name in Expected.__dataclass_fields__},
-            chunks=plan_chunks(0, num_tokens, 0),
+            chunks=plan_chunks(0, num_tokens, 0, SHAPE),
         )
         progress = Progress()
         outgoing = Send(handoff, "bench", manifest, source, progress)

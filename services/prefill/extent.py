@@ -14,7 +14,7 @@ def sent_from(work: Work, handoff: Handoff) -> int:
 
 def chunks_from(worker: Worker, work: Work, from_token: int) -> tuple[Chunk, ...]:
     """What follows a token, cut as it is computed."""
-    return plan_chunks(from_token, len(work.token_ids), worker.limits.chunk_size)
+    return plan_chunks(from_token, len(work.token_ids), worker.limits.chunk_size, worker.kv_shape)
 
 
 def manifest_from(worker: Worker, work: Work, handoff: Handoff, from_token: int) -> Manifest:

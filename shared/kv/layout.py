@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from shared.errors import ManifestMismatch
 from shared.kv.header import LENGTH, kv_tensors, write_header
-from shared.kv.manifest import MAX_CHUNKS, Expected, Manifest
+from shared.kv.manifest import MAX_CHUNKS, QUANTISED_PARTS, Expected, Manifest
 from shared.kv.shape import ITEMSIZE_BYTES, KINDS, Kind, KvShape
 
 _MIN_JSON_PADDED_BYTES = 64
@@ -167,6 +167,6 @@ def total_bytes_bounds(expected: Expected, max_header_bytes: int) -> tuple[int, 
         numbers = least_kv // ITEMSIZE_BYTES[shape.dtype]
         least_kv = min(least_kv, numbers)
         most_kv = max(most_kv, numbers * _MOST_QUANTISED_BYTES)
-        most_digests *= 3
+        most_digests *= QUANTISED_PARTS
     others = 9 * expected.num_choices + LENGTH.size * 3 + _MIN_JSON_PADDED_BYTES
     return least_kv + others, most_kv + others + most_digests * 8 + max_header_bytes

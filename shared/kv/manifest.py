@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from shared.errors import ManifestMismatch
-from shared.kv.shape import ITEMSIZE_BYTES, WIRE_FORMATS, KvDtype, KvShape, WireFormat
+from shared.kv.shape import ITEMSIZE_BYTES, KINDS, WIRE_FORMATS, KvDtype, KvShape, WireFormat
 from shared.wire import PROTOCOL_VERSION
 
 MAX_CHUNKS = 1024
 MAX_CHOICES = 128
+MAX_PLANNED_TENSORS = 8192  # of a blob: header, and memory for it, grow with them
+QUANTISED_PARTS = 3  # of a tensor: codes, scales and offsets
+MAX_QUANTISED_TENSORS = 65536  # of a blob that is long for that: some 6 MB of header
 MAX_QUANTISED_TOKENS = 1024  # of a chunk: a whole tensor of it goes through one buffer
 
 Chunk = tuple[int, int]
@@ -75,13 +78,17 @@ class Manifest(Expected):
             raise ValueError(f"a chunk of quantised KV has more than {MAX_QUANTISED_TOKENS} tokens")
 
     def quantised(self, kv_wire: WireFormat) -> Manifest:
-        """The same KV quantised, in chunks short enough for that; as it is, if there would be too many of them."""
-        chunks = tuple(
-            (at, min(at + MAX_QUANTISED_TOKENS, end))
-            for start, end in self.chunks
-            for at in range(start, end, MAX_QUANTISED_TOKENS)
-        )
-        return self if len(chunks) > MAX_CHUNKS else replace(self, chunks=chunks, kv_wire=kv_wire)
+        """The same KV quantised, in chunks short enough for that, and as long as that allows if they are many.
+
+        As it is, if there would be too many even so.
+        """
+        own_tensors = QUANTISED_PARTS * _num_tensors(self.shape)
+        chunks = tuple(part for start, end in self.chunks for part in _cut(start, end, MAX_QUANTISED_TOKENS))
+        if len(chunks) * own_tensors > MAX_PLANNED_TENSORS:
+            chunks = _cut(self.from_token, self.num_tokens, MAX_QUANTISED_TOKENS)
+        if len(chunks) > min(MAX_CHUNKS, MAX_QUANTISED_TENSORS // own_tensors):
+            return self
+        return replace(self, chunks=chunks, kv_wire=kv_wire)
 
     @classmethod
     def of(cls, expected: Expected, chunks: str, *, quantised: bool) -> Manifest:
@@ -232,14 +239,24 @@ def token_hash(token_ids: Sequence[int]) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def plan_chunks(from_token: int, num_tokens: int, chunk_size: int) -> tuple[Chunk, ...]:
+def plan_chunks(from_token: int, num_tokens: int, chunk_size: int, shape: KvShape) -> tuple[Chunk, ...]:
     """Cut [from_token, num_tokens) into chunks of `chunk_size` (0: one chunk) from its start.
 
-    A prompt so long that there would be more than MAX_CHUNKS gets chunks of a multiple of `chunk_size`.
+    A prompt so long that there would be more than MAX_CHUNKS, or more than MAX_PLANNED_TENSORS in them, gets chunks
+    of a multiple of `chunk_size`.
     """
     length = num_tokens - from_token
     if length <= 0:
         return ()
+    most = max(1, min(MAX_CHUNKS, MAX_PLANNED_TENSORS // _num_tensors(shape)))
     size = chunk_size or length
-    size *= -(-length // (size * MAX_CHUNKS))
-    return tuple((start, min(start + size, num_tokens)) for start in range(from_token, num_tokens, size))
+    return _cut(from_token, num_tokens, size * -(-length // (size * most)))
+
+
+def _cut(start: int, end: int, size: int) -> tuple[Chunk, ...]:
+    return tuple((at, min(at + size, end)) for at in range(start, end, size))
+
+
+def _num_tensors(shape: KvShape) -> int:
+    """Of one chunk of exact KV."""
+    return shape.num_layers * len(KINDS)

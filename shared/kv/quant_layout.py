@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 
 import orjson
 
 from shared.kv.header import METADATA, with_length
 from shared.kv.layout import BlobLayout, TensorSpan, part_name
-from shared.kv.manifest import Manifest
+from shared.kv.manifest import QUANTISED_PARTS, Manifest
 from shared.kv.quant import Quantiser, num_groups
 from shared.kv.shape import WireFormat
 
@@ -26,7 +27,7 @@ _DTYPES: dict[WireFormat, str] = {"int8": "I8", "fp8": "F8_E4M3"}
 class QuantLayout(BlobLayout):
     """Where everything lies in the blob of a manifest that names a format."""
 
-    spans_per_tensor = 3
+    spans_per_tensor = QUANTISED_PARTS
 
     def __init__(self, manifest: Manifest, kv_wire: WireFormat) -> None:
         self.quantiser = Quantiser(manifest.shape, kv_wire)
@@ -43,10 +44,14 @@ class QuantLayout(BlobLayout):
 
     def kv_spans(self) -> Iterator[TensorSpan]:
         """All but the trailer, in file order."""
+        return (span for spans in self._spans_by_chunk() for span in spans)
+
+    def _spans_by_chunk(self) -> Iterator[list[TensorSpan]]:
         shape, at = self.manifest.shape, 0
         heads = (shape.num_kv_heads, shape.head_dim)
         for chunk, (start, end) in enumerate(self.manifest.chunks):
             codes, scales = (end - start, *heads), (num_groups(end - start), *heads)
+            spans = []
             for layer, kind in self.tensors:
                 name = part_name(chunk, layer, kind)
                 for suffix, dtype, dims, nbytes in (
@@ -54,15 +59,20 @@ class QuantLayout(BlobLayout):
                     (".scale", "F16", scales, self.quantiser.scale_bytes(end - start)),
                     (".offset", "F16", scales, self.quantiser.scale_bytes(end - start)),
                 ):
-                    yield TensorSpan(name + suffix, dtype, dims, at, at + nbytes)
+                    spans.append(TensorSpan(name + suffix, dtype, dims, at, at + nbytes))
                     at += nbytes
+            yield spans
 
     @cached_property
     def header(self) -> bytes:
         """Everything before the data section. A reader accepts any other JSON that says the same."""
-        return with_length(
-            orjson.dumps({METADATA: self.metadata()} | {span.name: span.entry() for span in self.spans()})
+        # Chunk by chunk: as one object it would take ten times the memory of its text.
+        entries = (
+            orjson.dumps({span.name: span.entry() for span in spans})[1:-1]
+            for spans in chain(self._spans_by_chunk(), [self.trailer])
         )
+        metadata = orjson.dumps({METADATA: self.metadata()})[:-1]
+        return with_length(b",".join((metadata, *entries)) + b"}")
 
 
 def blob_layout(manifest: Manifest) -> BlobLayout:

@@ -78,7 +78,8 @@ def kill(process: BaseProcess) -> None:
 
 def send_part(pipe: Connection, secret: bytes, handoff: Handoff, want: Expected, transport: str) -> None:
     """Send all but the end of a blob: `want` says what the reservation expects. Tells when it has sent a chunk."""
-    chunks = plan_chunks(want.from_token, want.num_tokens, max(1, (want.num_tokens - want.from_token) // 4))
+    quarter = max(1, (want.num_tokens - want.from_token) // 4)
+    chunks = plan_chunks(want.from_token, want.num_tokens, quarter, want.shape)
     manifest = Manifest(
         **{name: getattr(want, name) for name in Expected.__dataclass_fields__}, chunks=chunks
     )

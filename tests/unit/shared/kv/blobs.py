@@ -133,7 +133,7 @@ def manifest_for(want: Expected, *, chunk_size: int = 4) -> Manifest:
         num_tokens=want.num_tokens,
         num_choices=want.num_choices,
         shape=want.shape,
-        chunks=plan_chunks(want.from_token, want.num_tokens, chunk_size),
+        chunks=plan_chunks(want.from_token, want.num_tokens, chunk_size, want.shape),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import ManifestMismatch
-from shared.kv.manifest import MAX_CHUNKS, Manifest, check, plan_chunks, token_hash
+from shared.kv.manifest import MAX_CHUNKS, MAX_PLANNED_TENSORS, Manifest, check, plan_chunks, token_hash
 from shared.kv.shape import KvShape
 from tests.unit.shared.kv.blobs import SHAPE, expected, manifest_for
 
@@ -19,7 +19,7 @@ GOOD = manifest_for(expected())
 @given(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 300))
 def test_planned_chunks_tile(start: int, length: int, chunk_size: int) -> None:
     """Planned chunks tile the range in order, are bounded in number, and never empty."""
-    chunks = plan_chunks(start, start + length, chunk_size)
+    chunks = plan_chunks(start, start + length, chunk_size, SHAPE)
     assert [start, *(end for _, end in chunks)] == [*(first for first, _ in chunks), start + length]
     assert all(first < end for first, end in chunks)
     assert len(chunks) <= MAX_CHUNKS
@@ -27,9 +27,20 @@ def test_planned_chunks_tile(start: int, length: int, chunk_size: int) -> None:
 
 def test_chunk_size_is_kept() -> None:
     """Chunks have the size asked for, but the last; 0 means one chunk."""
-    assert plan_chunks(3, 12, 4) == ((3, 7), (7, 11), (11, 12))
-    assert plan_chunks(3, 12, 0) == ((3, 12),)
-    assert plan_chunks(12, 12, 4) == ()
+    assert plan_chunks(3, 12, 4, SHAPE) == ((3, 7), (7, 11), (11, 12))
+    assert plan_chunks(3, 12, 0, SHAPE) == ((3, 12),)
+    assert plan_chunks(12, 12, 4, SHAPE) == ()
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "chunk_size", "planned"), [(1, 256, 256), (28, 256, 768), (80, 128, 2048)]
+)
+def test_a_long_prompt_has_longer_chunks(num_layers: int, chunk_size: int, planned: int) -> None:
+    """Multiples of what is computed at once, so that no header grows with the prompt."""
+    shape = KvShape(num_layers, 1, 4, "BF16")
+    chunks = plan_chunks(0, 100_000, chunk_size, shape)
+    assert (0, planned) == chunks[0]
+    assert len(chunks) * 2 * num_layers <= MAX_PLANNED_TENSORS
 
 
 def test_metadata_round_trip() -> None:

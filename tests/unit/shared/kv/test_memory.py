@@ -18,6 +18,7 @@ from tests.unit.shared.kv.conftest import Agents, Listen, SenderOver
 from tests.unit.shared.kv.transfer import TRANSPORTS, finished, granted, reservation
 
 SHAPE = KvShape(num_layers=4, num_kv_heads=4, head_dim=64, dtype="BF16")
+DEEP = KvShape(num_layers=28, num_kv_heads=1, head_dim=2, dtype="F16")
 NUM_TOKENS = 16384
 MOST_BYTES = 5 * 1024 * 1024
 
@@ -50,6 +51,27 @@ def test_temporary_memory_is_bounded(
     assert peak_bytes < MOST_BYTES
     assert (LANDING_BYTES if listening.nixl else 0) == landing_bytes
     assert threading.active_count() < 10
+
+
+@pytest.mark.parametrize("name", ["shm", "tcp"])
+def test_temporary_memory_for_many_chunks_is_bounded(listen: Listen, sender_to: SenderOver) -> None:
+    """The same for 128k tokens of a model of 28 layers, computed in chunks of 256: the header has bounded length.
+
+    With a chunk in it for each that was computed it took 15 MiB.
+    """
+    want = expected(num_tokens=131072, shape=DEEP)
+    book = reservation(want)
+    handoff = granted(listen(book).listener.offer("127.0.0.1"))
+    source = Pool(DEEP, num_tokens=want.num_tokens, block_size=256)
+    manifest = manifest_for(want, chunk_size=256)
+    with closing(sender_to(source)) as sender:
+        tracemalloc.start()
+        try:
+            sender.send(Send(handoff, "r1", manifest, source.views(), finished()))
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < MOST_BYTES
 
 
 def test_landing_areas_are_bounded(nixl: Agents) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from shared.errors import DigestMismatch, ManifestMismatch
 from shared.kv.layout import total_bytes_bounds
+from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import MAX_CHUNKS, MAX_QUANTISED_TOKENS, Expected, Manifest, plan_chunks
 from shared.kv.outgoing import Send
 from shared.kv.progress import Progress
@@ -186,8 +187,27 @@ def test_long_chunks_are_cut() -> None:
     with pytest.raises(ValueError, match="quantised"):
         replace(manifest, kv_wire="int8")
     num_tokens = (MAX_CHUNKS + 1) * MAX_QUANTISED_TOKENS
-    longest = replace(manifest, num_tokens=num_tokens, chunks=plan_chunks(0, num_tokens, 0))
+    longest = replace(manifest, num_tokens=num_tokens, chunks=plan_chunks(0, num_tokens, 0, shape))
     assert longest == longest.quantised("int8")
+
+
+@pytest.mark.parametrize("num_layers", [28, 48, 80])
+def test_a_long_prompt_can_be_quantised(num_layers: int) -> None:
+    """The header of Qwen2.5's longest prompt is one that decode takes, whatever chunks it was computed in.
+
+    From 44k tokens on it was too long with 80 layers, and the request failed.
+    """
+    shape = KvShape(num_layers, 8, 128, "BF16")
+    manifest = manifest_for(expected(num_tokens=131072, shape=shape), chunk_size=256).quantised("int8")
+    assert "int8" == manifest.kv_wire
+    assert len(blob_layout(manifest).header) <= ReceiveLimits().max_header_bytes
+
+
+def test_kv_goes_exact_if_its_header_would_be_too_long() -> None:
+    """Rather than being refused."""
+    shape = KvShape(80, 8, 128, "BF16")
+    manifest = manifest_for(expected(num_tokens=160_000, shape=shape), chunk_size=256)
+    assert manifest == manifest.quantised("int8")
 
 
 @pytest.mark.parametrize("wire", WIRE_FORMATS)

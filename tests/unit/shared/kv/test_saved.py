@@ -48,7 +48,7 @@ def saved(token_ids: list[int]) -> tuple[SavedLayout, bytes]:
         num_tokens=10,
         num_choices=1,
         shape=SHAPE,
-        chunks=plan_chunks(0, 10, 4),
+        chunks=plan_chunks(0, 10, 4, SHAPE),
     )
     request = SavedRequest(work=work, model="m", worker="p0", fingerprint=FINGERPRINT, sent_from=3)
     layout, file = SavedLayout(manifest, request), io.BytesIO()
