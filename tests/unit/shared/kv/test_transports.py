@@ -7,7 +7,7 @@ import gc
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import product
@@ -16,15 +16,19 @@ from pathlib import Path
 import pytest
 
 from shared.errors import BackendError, DigestMismatch, ManifestMismatch, ReservationGone
+from shared.kv.batch import Batch
 from shared.kv.book import Received
+from shared.kv.layout import BlobLayout
 from shared.kv.limits import ReceiveLimits
 from shared.kv.manifest import Manifest
 from shared.kv.outgoing import Send, SendTimeouts
-from shared.kv.progress import Progress, TransferCancelled
+from shared.kv.pieces import ChunkBytes, Scratch
+from shared.kv.progress import FirstTokens, Progress, TransferCancelled
 from shared.kv.sender import KvSender
 from shared.kv.shape import ITEMSIZE_BYTES, KvDtype, KvShape
 from shared.kv.source import KvSource
 from shared.kv.stream import Stream
+from shared.kv.trailer import Trailer
 from shared.wire import Sent
 from tests.unit.shared.kv.blobs import SHAPE, Pool, expected, first_tokens, manifest_for
 from tests.unit.shared.kv.book import OneReservation
@@ -269,6 +273,68 @@ def test_damage_is_found(listen: Listen, over: str, monkeypatch: pytest.MonkeyPa
         patched.setattr(Stream, "send_all", damaged)
         with pytest.raises(DigestMismatch, match=re.escape("chunk.0000.layer.00.k")):
             put(sender, listening, manifest_for(expected()), source.views(), finished())
+        assert not book.committed
+        put(sender, listening, manifest_for(expected()), source.views(), finished())
+    assert source.content() == book.pool.content()
+
+
+def test_every_way_verifies_digests(
+    listen: Listen, sender_to: SenderOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """422 if one bit of any digest differs from that of what has come; the reservation stays open."""
+    book = reservation()
+    listening = listen(book)
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    manifest = manifest_for(expected())
+    num_digests = BlobLayout(manifest).num_digests
+    with closing(sender_to(source)) as sender:
+        for number in range(num_digests):
+            with monkeypatch.context() as patched:
+                patched.setattr(Trailer, "of", with_another_digest(number))
+                with pytest.raises(DigestMismatch):
+                    put(sender, listening, manifest, source.views(), finished())
+            assert not book.committed
+        put(sender, listening, manifest, source.views(), finished())
+    assert source.content() == book.pool.content()
+    assert (num_digests + 1, num_digests + 1) == book.settled()
+
+
+def with_another_digest(number: int) -> Callable[[Trailer, FirstTokens], bytes]:
+    """`Trailer.of` that tells one digest wrongly."""
+    right = Trailer.of
+
+    def wrong(trailer: Trailer, first: FirstTokens) -> bytes:
+        content = bytearray(right(trailer, first))
+        content[9 * len(first.token_ids) + 8 * number] ^= 1
+        return bytes(content)
+
+    return wrong
+
+
+@pytest.mark.parametrize("name", ["shm", "nixl"])
+def test_a_block_that_changes_after_it_was_read_is_found(
+    listen: Listen, sender_to: SenderOver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """422 where decode has read other bytes than prefill then digests: the block was given to another sequence."""
+    book = reservation()
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    first = source.views().views(0, "k", 0, 1)[0]
+    digest_left = ChunkBytes.digest_left
+    changed = threading.Event()
+
+    def late(chunk: ChunkBytes, batch: Batch, scratch: Scratch, *, through_caches: bool) -> None:
+        if not changed.is_set():
+            assert book.chunk_arrived.acquire(timeout=WAIT_S)
+            first[0] ^= 1
+            changed.set()
+        digest_left(chunk, batch, scratch, through_caches=through_caches)
+
+    listening = listen(book)
+    with closing(sender_to(source)) as sender:
+        with monkeypatch.context() as patched:
+            patched.setattr(ChunkBytes, "digest_left", late)
+            with pytest.raises(DigestMismatch, match=re.escape("chunk.0000.layer.00.k")):
+                put(sender, listening, manifest_for(expected()), source.views(), finished())
         assert not book.committed
         put(sender, listening, manifest_for(expected()), source.views(), finished())
     assert source.content() == book.pool.content()
