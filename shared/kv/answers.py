@@ -42,6 +42,11 @@ def answer_of(received: Received | None, error: Exception | None) -> tuple[int, 
             return 500, error_body(ServingError("the decode worker failed"))
 
 
+def too_many() -> Unavailable:
+    """What is said to a connection for which there is no place."""
+    return Unavailable("too many KV transfers at once", retry_after_s=1.0)
+
+
 def error_body(error: ServingError) -> bytes:
     """A ServingError as it travels."""
     return ErrorBody(

@@ -17,12 +17,18 @@ _MOST_DESCRIPTORS = 2
 
 
 class Peer:
-    """Used by one thread. transport: of its listening socket. carriers: by the head's field, in lower case."""
+    """Used by one thread. transport: of its listening socket. carriers: by the head's field, in lower case.
+
+    has_ticket: it has shown a valid one, now or earlier. gives_way: told by the listener, with an interrupt, that
+    another connection needs its place. Both may be read, and the latter set, by any thread.
+    """
 
     def __init__(self, stream: Stream, transport: str, carriers: Mapping[str, MakeCarrier]) -> None:
         self.stream = stream
         self.transport = transport
         self.scratch = Scratch()
+        self.has_ticket = False
+        self.gives_way = False
         self._carriers = carriers
         self._carrier: Carrier | None = None
         self._made_of = ""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from shared.errors import InvalidRequest, ManifestMismatch, ReservationGone, TooLarge, Unauthorized
-from shared.kv.answers import NotAPut, answer_of, say_and_keep, say_last_word
+from shared.kv.answers import NotAPut, answer_of, say_and_keep, say_last_word, too_many
 from shared.kv.book import Claim, ReceiveBook, Received
 from shared.kv.carrier import Body, Carrier
 from shared.kv.decoder import BlobDecoder
@@ -49,7 +49,8 @@ class PutReport:
 def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimits) -> tuple[PutReport, bool]:
     """Receive, answer, drain; and whether the connection can carry another PUT.
 
-    Never raises for what a peer or a claim did. An interrupt from outside (the listener closes) is answered 503.
+    Never raises for what a peer or a claim did. An interrupt from outside (the listener closes, or needs the place)
+    is answered 503.
     """
     began = time.monotonic()
     put = _Put(peer, book, secret, limits)
@@ -58,11 +59,13 @@ def serve_put(peer: Peer, book: ReceiveBook, secret: bytes, limits: ReceiveLimit
     try:
         put.receive()
     except Exception as exc:  # noqa: BLE001 - answered as 500 and reported, whatever it is
-        error = exc
-        status, body = answer_of(None, exc)
+        error = too_many() if peer.gives_way and isinstance(exc, Interrupted) else exc
+        status, body = answer_of(None, error)
         put.keeps = False
         if status:
-            say_last_word(peer.stream, status, body, limits)
+            # Somebody waits for the place of one that gives way.
+            patience = replace(limits, drain_bytes=0) if peer.gives_way else limits
+            say_last_word(peer.stream, status, body, patience)
     report = PutReport(
         status=status,
         transport=put.transport,
@@ -136,6 +139,7 @@ class _Put:
         ticket = Ticket.verify(head.headers.get(TICKET_HEADER.lower(), ""), self._secret)
         if ticket.handoff_id != self.handoff_id:
             raise Unauthorized("the KV ticket is for another hand-off")
+        self._peer.has_ticket = True
         return ticket
 
     def _answer(self, received: Received) -> None:

@@ -14,8 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from shared.errors import Unavailable
-from shared.kv.answers import error_body, say_last_word
+from shared.kv.answers import error_body, say_last_word, too_many
 from shared.kv.book import ReceiveBook
 from shared.kv.carrier import MakeCarrier
 from shared.kv.limits import ReceiveLimits
@@ -49,15 +48,16 @@ class Offer:
         return kv_url(self.host, self.port, handoff_id)
 
 
+_Group = dict[threading.Thread, "_Served"]
+
+
 class _Served:
-    """A connection in the listener's books. idle: between two PUTs; read and written under the listener's lock."""
+    """A connection in the listener's books. idle: between two PUTs. Read and written under the listener's lock."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, group: _Group) -> None:
         self.peer = peer
+        self.group = group
         self.idle = False
-
-
-_Group = dict[threading.Thread, _Served]
 
 
 class KvListener:
@@ -199,10 +199,8 @@ class KvListener:
                 elif not unix.is_own_user(sock):
                     sock.close()
                     return
-                served = _Served(Peer(Stream(sock), transport, self._carriers))
-                thread = threading.Thread(
-                    target=self._run, args=(group, target, served), name="kv", daemon=True
-                )
+                served = _Served(Peer(Stream(sock), transport, self._carriers), group)
+                thread = threading.Thread(target=self._run, args=(target, served), name="kv", daemon=True)
                 group[thread] = served
             except OSError:
                 sock.close()
@@ -211,10 +209,23 @@ class KvListener:
         try:
             thread.start()
         except RuntimeError:  # no thread can be had
-            self._forget(group, thread, served)
+            self._forget(thread, served)
 
     def _make_room(self) -> bool:
-        """End the connection that waits for another PUT, if one does. Called under the lock."""
+        """End a connection that nobody will miss, if there is one. Called under the lock.
+
+        The oldest without a ticket: whoever sends KV shows one at once, and others can be had by anybody. Else one
+        that waits for another PUT.
+        """
+        for thread, served in self._serving.items():
+            if not served.peer.has_ticket and len(self._refusing) < self._limits.max_connections:
+                # Its last word may take a second.
+                del self._serving[thread]
+                served.group = self._refusing
+                self._refusing[thread] = served
+                served.peer.gives_way = True
+                served.peer.stream.interrupt()
+                return True
         for served in self._serving.values():
             if served.idle:
                 served.idle = False
@@ -222,18 +233,18 @@ class KvListener:
                 return True
         return False
 
-    def _run(self, group: _Group, target: Callable[[_Served], None], served: _Served) -> None:
+    def _run(self, target: Callable[[_Served], None], served: _Served) -> None:
         try:
             target(served)
         finally:
-            self._forget(group, threading.current_thread(), served)
+            self._forget(threading.current_thread(), served)
 
-    def _forget(self, group: _Group, thread: threading.Thread, served: _Served) -> None:
+    def _forget(self, thread: threading.Thread, served: _Served) -> None:
         try:
             served.peer.close()
         finally:
             with self._lock:
-                del group[thread]
+                del served.group[thread]
 
     def _serve(self, served: _Served) -> None:
         while True:
@@ -258,7 +269,7 @@ class KvListener:
         return goes_on
 
     def _refuse(self, served: _Served) -> None:
-        error = Unavailable("too many KV transfers at once", retry_after_s=1.0)
+        error = too_many()
         say_last_word(served.peer.stream, error.http_status, error_body(error), self._limits)
 
 

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import product
 from pathlib import Path
 
@@ -198,6 +198,30 @@ def test_a_waiting_connection_makes_room(listen: Listen, sender_to: SenderOver) 
             listening.next_report()
             listening.at_rest()
             book.committed.clear()
+
+
+@pytest.mark.parametrize("said", [b"", b"PUT /v1/kv/h1 HTTP/1.1\r\n"])
+def test_strangers_do_not_keep_peers_out(listen: Listen, sender_to: SenderOver, said: bytes) -> None:
+    """Connections that show no ticket give way, the oldest first, and hear 503.
+
+    Some that said nothing, a port scanner's for example, kept every hand-off out for ten seconds.
+    """
+    book = reservation()
+    source = Pool(book.want.shape, num_tokens=10, seed=1)
+    listening = listen(book, ReceiveLimits(max_connections=2))
+    with ExitStack() as stack:
+        sender = stack.enter_context(closing(sender_to(source)))
+        for number in range(4):
+            strangers = [socket.create_connection(("127.0.0.1", listening.port)) for _ in range(5)]
+            for stranger in strangers:
+                stack.enter_context(stranger)
+                stranger.settimeout(WAIT_S)
+                stranger.sendall(said)
+            assert strangers[0].recv(1024).startswith(b"HTTP/1.1 503 ")
+            put(sender, listening, manifest_for(expected()), source.views(), finished())
+            assert number + 1 == book.settled()[0]
+            book.committed.clear()
+        assert listening.listener.num_connections <= 2
 
 
 def test_a_waiting_connection_makes_room_for_descriptors(
