@@ -2,7 +2,9 @@
 
 GET /v1/host           -> HostReport
 POST /v1/decode/probe  DecodeRequest -> DecodeEvent: `reserved`, then nothing; KV is received, verified and dropped
-POST /v1/prefill/probe ProbeSend -> PrefillEvent: `sent` for every run, then `done`; the KV is made up
+POST /v1/prefill/probe ProbeSend -> PrefillEvent: `sent` for every run, then `done`; the KV is made up, and
+                       travels as a request's with this hand-off would: the first of prefill's own transports that
+                       is offered and works, quantised where that is agreed
 """
 
 from __future__ import annotations

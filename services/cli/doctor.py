@@ -14,11 +14,11 @@ from time import monotonic
 import httpx
 
 from services.cli.doctor_checks import Finding, Seen, check_hosts, check_pair
-from services.cli.doctor_model import Load, Measured, line
+from services.cli.doctor_model import Link, Load, Measured, line
 from services.cli.doctor_probe import MAX_PROBE_BYTES, TIMEOUT_S, Probes, Stall, Transfers, Worker
 from services.cli.workers import WorkerProblem
 from shared.kv.shape import KV_DTYPES, KvShape
-from shared.wire import WorkerInfo
+from shared.wire import Sent, WorkerInfo
 
 TRANSPORTS = ("shm", "unix", "tcp")
 _SIZES = (1, 128, 1024)
@@ -43,12 +43,16 @@ class Plan:
 
 @dataclass
 class Report:
-    """Everything found so far. `measured` is there when all of it could be measured."""
+    """Everything found so far. `measured` is there when all of it could be measured.
+
+    taken: the one of `transfers` that a request takes.
+    """
 
     plan: Plan
     findings: list[Finding] = field(default_factory=list)
     seen: tuple[Seen, Seen] | None = None
     transfers: list[Transfers] = field(default_factory=list)
+    taken: Transfers | None = None
     stall: Stall | None = None
     measured: Measured | None = None
 
@@ -93,13 +97,7 @@ async def _measure(
     sizes = [n for n in _SIZES if n <= longest and n * bytes_per_token <= MAX_PROBE_BYTES]
     if len(sizes) < 2:
         sizes = [1, max(2, min(longest, MAX_PROBE_BYTES // bytes_per_token))]
-    offered = await probes.transports()
-    for name in dict.fromkeys((*TRANSPORTS, *offered)):
-        say(f"measuring transfers over {name}")
-        report.transfers.append(await probes.transfers(name, sizes, bytes_per_token, plan.runs))
-    report.findings += _transport_findings(report.transfers)
-    # What a hand-off between these two would take: the first that works, as prefill prefers them.
-    link = next((each.link for each in report.transfers if each.link is not None), None)
+    link = await _measure_transfers(report, probes, sizes, bytes_per_token, say)
     if link is None:
         return
     say("measuring compute: prompts and decode steps")
@@ -133,6 +131,35 @@ async def _measure(
         say("measuring what a prompt does to a running answer")
         report.stall = await probes.stall(size, chunks + min(200, 8 + int(0.1 / max(steps[0][1], 1e-4))))
     report.measured = measured
+
+
+async def _measure_transfers(
+    report: Report, probes: Probes, sizes: list[int], bytes_per_token: int, say: Callable[[str], None]
+) -> Link | None:
+    """Every transport, alone; returns the one that a request takes, or None if none works."""
+    offered = await probes.transports()
+    for name in dict.fromkeys((*TRANSPORTS, *offered)):
+        say(f"measuring transfers over {name}")
+        report.transfers.append(await probes.transfers(name, sizes, bytes_per_token, report.plan.runs))
+    report.findings += _transport_findings(report.transfers)
+    working = [each.name for each in report.transfers if each.link is not None]
+    if not working:
+        return None
+    say("asking prefill which of them it takes")
+    # Its list and its order are its own: given the choice as in a request, it shows them.
+    name = await probes.taken(working, sizes[-1])
+    report.taken = taken = next(each for each in report.transfers if each.name == name)
+    assert taken.largest is not None
+    text = f"requests take {name}, as prefill prefers it; KV travels {travels(taken.largest)}"
+    report.findings.append(Finding("hand-off", "ok", text))
+    return taken.link
+
+
+def travels(sent: Sent) -> str:
+    """In which format KV travelled, and how much of it."""
+    if sent.kv_wire is None:
+        return "exact"
+    return f"as {sent.kv_wire}, {sent.wire_bytes / max(sent.kv_bytes, 1):.0%} of its bytes"
 
 
 class Budget:

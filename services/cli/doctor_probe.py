@@ -27,6 +27,7 @@ from shared.wire import (
     PrefillEvent,
     PrefillRequest,
     Sampling,
+    Sent,
     WorkerInfo,
 )
 from shared.wire_probe import HostReport, ProbeSend
@@ -43,20 +44,31 @@ M = TypeVar("M", WorkerInfo, HostReport)
 
 @dataclass(frozen=True)
 class Transfers:
-    """One transport. seconds: by KV bytes, each in the order of the runs; problem: why there are none."""
+    """One transport, with KV in the format in which a request's would travel there.
+
+    sent: by KV bytes as they are in the pool, each in the order of the runs; problem: why there are none.
+    """
 
     name: str
-    seconds: dict[int, list[float]]
+    sent: dict[int, list[Sent]]
     problem: str | None = None
 
     @property
     def link(self) -> Link | None:
-        """Fixed cost and bandwidth; None if it does not work."""
-        return Link.through(self.medians()) if len(self.seconds) > 1 else None
+        """Fixed cost and bandwidth, of KV bytes in the pool whatever travels; None if it does not work."""
+        return Link.through(self.medians()) if len(self.sent) > 1 else None
+
+    @property
+    def largest(self) -> Sent | None:
+        """The last of the largest hand-offs; None if it does not work."""
+        return self.sent[max(self.sent)][-1] if self.sent else None
 
     def medians(self) -> list[tuple[int, float]]:
         """(bytes, median seconds) by size; the first run opens the connection and is left out."""
-        return [(size, median(times[1:] or times)) for size, times in sorted(self.seconds.items())]
+        return [
+            (size, median(one.transfer_s for one in sent[1:] or sent))
+            for size, sent in sorted(self.sent.items())
+        ]
 
 
 @dataclass(frozen=True)
@@ -137,37 +149,45 @@ class Probes:
 
     async def transfers(self, name: str, sizes: Sequence[int], bytes_per_token: int, runs: int) -> Transfers:
         """Made-up KV of so many tokens, `runs` times each, over one transport."""
-        seconds: dict[int, list[float]] = {}
+        sent: dict[int, list[Sent]] = {}
         for num_tokens in sizes:
             work = self._work(num_tokens, 1)
-            async with self._decode.events(
-                "/v1/decode/probe", DecodeRequest(**work).to_json(), DecodeEvent
-            ) as reserved:
-                handoff = await self._reserved(reserved)
+            async with self._reservation(work) as handoff:
                 if name not in handoff.transports:
                     return Transfers(name, {}, "the decode worker does not offer it")
-                grant = handoff.model_copy(update={"transports": (name,)})
-                body = ProbeSend(**work, handoff=grant, runs=runs).to_json()
                 try:
-                    seconds[num_tokens * bytes_per_token] = await self._sent_s(body)
+                    sent[num_tokens * bytes_per_token] = await self._send(work, handoff, (name,), runs)
                 except WorkerProblem as exc:
                     return Transfers(name, {}, str(exc))
-        return Transfers(name, seconds)
+        return Transfers(name, sent)
 
-    async def _sent_s(self, body: bytes) -> list[float]:
-        """How long each run of one probe took."""
-        times: list[float] = []
+    async def taken(self, names: Sequence[str], num_tokens: int) -> str:
+        """Which of these transports a request of so many tokens takes: prefill chooses, as it does for requests."""
+        work = self._work(num_tokens, 1)
+        async with self._reservation(work) as handoff:
+            [sent] = await self._send(work, handoff, tuple(names), 1)
+        if sent.transport not in names:
+            raise WorkerProblem(f"{self._prefill.url}: sent over {sent.transport}, which it was not to")
+        return sent.transport
+
+    async def _send(
+        self, work: dict[str, Any], handoff: Handoff, names: tuple[str, ...], runs: int
+    ) -> list[Sent]:
+        """Each run of one probe, over one of these transports."""
+        grant = handoff.model_copy(update={"transports": names})
+        body = ProbeSend(**work, handoff=grant, runs=runs).to_json()
+        sent: list[Sent] = []
         async with self._prefill.events("/v1/prefill/probe", body, PrefillEvent) as events:
             async for event in events:
                 if event.sent is not None:
-                    times.append(event.sent.transfer_s)
-                if event.done:
-                    return times
+                    sent.append(event.sent)
+                if event.done and len(sent) == runs:
+                    return sent
         raise WorkerProblem(f"{self._prefill.url}: the answer was cut")
 
     async def transports(self) -> tuple[str, ...]:
         """What the decode worker offers."""
-        async with self._reservation(1) as handoff:
+        async with self._reservation(self._work(1, 1)) as handoff:
             return handoff.transports
 
     async def reserve_s(self, runs: int) -> float:
@@ -175,7 +195,7 @@ class Probes:
         times = []
         for _ in range(runs):
             began = time.monotonic()
-            async with self._reservation(16):
+            async with self._reservation(self._work(16, 1)):
                 times.append(time.monotonic() - began)
         return median(times)
 
@@ -221,8 +241,8 @@ class Probes:
         return [later - earlier for earlier, later in pairwise(at)]
 
     @asynccontextmanager
-    async def _reservation(self, num_tokens: int) -> AsyncIterator[Handoff]:
-        body = DecodeRequest(**self._work(num_tokens, 1)).to_json()
+    async def _reservation(self, work: dict[str, Any]) -> AsyncIterator[Handoff]:
+        body = DecodeRequest(**work).to_json()
         async with AsyncExitStack() as stack:
             events = await stack.enter_async_context(
                 self._decode.events("/v1/decode/probe", body, DecodeEvent)

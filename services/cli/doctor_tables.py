@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.doctor import Report
+from services.cli.doctor import Report, travels
 from services.cli.doctor_model import Costs, Measured, break_even, costs, requests_per_s
 from services.cli.kv_text import megabytes
 
@@ -64,10 +64,17 @@ def doctor_as_json(report: Report) -> dict[str, Any]:
         "decode_url": plan.decode_url,
         "findings": [asdict(finding) for finding in report.findings],
         "transports": [
-            {"name": each.name, "problem": each.problem, "median_s": dict(each.medians())}
+            {
+                "name": each.name,
+                "problem": each.problem,
+                "median_s": dict(each.medians()),
+                "kv_wire": None if each.largest is None else each.largest.kv_wire,
+                "wire_bytes": {size: sent[-1].wire_bytes for size, sent in sorted(each.sent.items())},
+            }
             | (asdict(each.link) if each.link is not None else {})
             for each in report.transfers
         ],
+        "transport": None if report.taken is None else report.taken.name,
         "workers": {
             seen.info.role: {
                 "info": seen.info.model_dump(),
@@ -107,15 +114,19 @@ def _sentence(cost: Costs, report: Report) -> str:
 
 
 def _transfers(report: Report) -> Table:
-    table = _table("transport", "KV", "median", "GB/s", "fixed cost", "bandwidth")
+    table = _table("transport", "KV", "median", "GB/s", "fixed cost", "bandwidth", "KV travels")
     for each in report.transfers:
         if each.problem is not None:
-            table.add_row(each.name, "-", "-", "-", "-", "-")
+            table.add_row(each.name, "-", "-", "-", "-", "-", "-")
         for index, (size, seconds) in enumerate(each.medians()):
             rest = (
-                ("", "")
-                if index or each.link is None
-                else (_ms(each.link.fixed_s), f"{each.link.bytes_per_s / 1e9:.2f} GB/s")
+                ("", "", "")
+                if index or each.link is None or each.largest is None
+                else (
+                    _ms(each.link.fixed_s),
+                    f"{each.link.bytes_per_s / 1e9:.2f} GB/s",
+                    travels(each.largest),
+                )
             )
             table.add_row(
                 "" if index else each.name,

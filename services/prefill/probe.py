@@ -1,25 +1,28 @@
 """Sending for measuring: made-up KV from real blocks, by the real sender, to a probe's reservation at decode.
 
-The blocks are reserved like a request's, so real requests keep theirs; the engine computes nothing for them and the
+It travels as a request's would: by prefill's own choice of what is offered, quantised where that is agreed. The
+blocks are reserved like a request's, so real requests keep theirs; the engine computes nothing for them and the
 prefix cache never learns of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
+
+import numpy as np
 
 from services.prefill.extent import chunks_from, manifest_from, sent_from
 from services.prefill.stream import PrefillContext
 from shared.asgi.stream import StreamHead
 from shared.engine.sequence import Admitted, Mode
 from shared.errors import DeadlineExceeded, ServingError
+from shared.kv.floats import from_float32
 from shared.kv.manifest import Manifest
 from shared.kv.outgoing import Send
 from shared.kv.progress import Progress
-from shared.kv.shape import KINDS
+from shared.kv.shape import KINDS, KvShape
 from shared.kv.ticket import ticket_of
 from shared.observability import canonical_line
 from shared.wire import PrefillEvent, Sent
@@ -105,7 +108,7 @@ class ProbeSendStream:
         worker, start = self._context.worker, self._admitted.cached_tokens
         sink = worker.kv_sink(self._admitted.blocks)
         for chunk_start, end in chunks_from(worker, self._work, start):
-            pattern = random.randbytes((end - chunk_start) * worker.kv_shape.row_bytes)
+            pattern = made_up_rows(worker.kv_shape, end - chunk_start)
             for layer in range(worker.kv_shape.num_layers):
                 for kind in KINDS:
                     for view in sink.views(layer, kind, chunk_start, end):
@@ -124,8 +127,20 @@ class ProbeSendStream:
                 manifest=self._manifest,
                 source=self._context.worker.kv_source(self._admitted.blocks),
                 progress=self._progress,
+                kv_wire=self._context.worker.kv_wire,
             )
         )
+
+
+def made_up_rows(shape: KvShape, num_tokens: int) -> memoryview:
+    """One layer's K or V of so many tokens: [tokens, K, D] of random numbers.
+
+    Numbers and not bytes: some bytes are no finite number, and KV with one of those cannot be quantised.
+    """
+    rows = memoryview(bytearray(num_tokens * shape.row_bytes))
+    count = num_tokens * shape.num_kv_heads * shape.head_dim
+    from_float32(np.random.default_rng().random(count, np.float32), shape.dtype, rows)
+    return rows
 
 
 def _line(event: PrefillEvent) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -182,6 +183,76 @@ def test_a_transport_that_prefill_does_not_use_is_a_note(tiny_model: Path) -> No
 
     notes = [finding["text"] for finding in found["findings"] if finding["what"] == "transport"]
     assert [True, True, False] == ["is not used" in text for text in notes]
+
+
+def hand_off(found: dict[str, Any]) -> tuple[str, Any, str]:
+    """Name and entry of the transport that requests take, and the finding about it."""
+    entries = {entry["name"]: entry for entry in found["transports"]}
+    [text] = [finding["text"] for finding in found["findings"] if finding["what"] == "hand-off"]
+    return found["transport"], entries[found["transport"]], text
+
+
+NEEDS_NIXL = pytest.mark.skipif(
+    importlib.util.find_spec("nixl_cu12") is None, reason="the extra handoff[nixl] is not installed"
+)
+
+
+@pytest.mark.parametrize(
+    ("prefers", "taken"),
+    [
+        ("tcp,shm", "tcp"),
+        ("unix,tcp,shm", "unix"),
+        ("shm,unix,tcp", "shm"),
+        pytest.param("nixl,tcp", "nixl", marks=NEEDS_NIXL),
+    ],
+)
+def test_the_verdict_is_on_the_transport_that_a_request_takes(
+    tiny_model: Path, prefers: str, taken: str
+) -> None:
+    """Prefill's order counts. The doctor used to judge by shm whenever that worked, whatever requests took."""
+    decode = {"kv_transports": "nixl,tcp" if taken == "nixl" else "shm,unix,tcp"}
+    with run_cluster(tiny_model, prefill={"kv_transports": prefers}, decode=decode) as cluster:
+        found = examined(cluster)
+        answer = complete(cluster, random_prompt(40, seed=5), max_tokens=2, **GREEDY)
+
+    [link] = [
+        {key: entry[key] for key in ("fixed_s", "bytes_per_s")}
+        for entry in found["transports"]
+        if entry["name"] == taken
+    ]
+    assert link == found["measured"]["link"]
+    name, _, text = hand_off(found)
+    assert [taken, taken] == [name, answer.headers["x-handoff-transport"]]
+    assert f"requests take {taken}, as prefill prefers it; KV travels exact" == text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kv_that_requests_send_quantised_is_measured_quantised(tiny_model: Path, dtype: str) -> None:
+    """Over tcp alone, as with requests. The doctor used to send exact KV, and was too pessimistic on slow links."""
+    both = {"kv_wire": "int8", "kv_wire_max_error": 0.5, "dtype": dtype}
+    with run_cluster(tiny_model, prefill=both | {"kv_transports": "tcp,shm"}, decode=both) as cluster:
+        count = ("handoff_kv_received_wire_bytes_total", {"transport": "tcp", "kv_wire": "int8"})
+        before = cluster.decode[0].metric(count[0], **count[1])  # the router's own probe
+        found = examined(cluster)
+        assert before < cluster.decode[0].metric(count[0], **count[1])
+        answer = complete(cluster, random_prompt(200, seed=6), max_tokens=2, **GREEDY)
+
+    name, entry, text = hand_off(found)
+    assert ("tcp", "int8", "int8") == (name, entry["kv_wire"], answer.headers["x-handoff-kv-wire"])
+    assert "KV travels as int8, " in text
+    size, wire_bytes = list(entry["wire_bytes"].items())[-1]
+    assert wire_bytes < int(size) * (0.4 if dtype == "float32" else 0.7)
+    assert [None] == [other["kv_wire"] for other in found["transports"] if other["name"] == "shm"]
+
+
+def test_what_one_side_alone_quantises_is_measured_exact(tiny_model: Path) -> None:
+    """As a request's KV goes then."""
+    one = {"kv_wire": "int8", "kv_wire_max_error": 0.5, "kv_transports": "tcp"}
+    with run_cluster(tiny_model, prefill=one) as cluster:
+        name, entry, text = hand_off(examined(cluster))
+
+    assert ("tcp", None) == (name, entry["kv_wire"])
+    assert text.endswith("KV travels exact")
 
 
 def test_what_cannot_be_asked_is_a_problem_and_what_is_wrongly_said_is_usage(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from services.cli.doctor import Budget, Plan, Report, longest_prompt, prompt_times
+from services.cli.doctor import Budget, Plan, Report, longest_prompt, prompt_times, travels
 from services.cli.doctor_checks import Clock, Finding, Seen
 from services.cli.doctor_model import Line, Link, Load, Measured
+from services.cli.doctor_probe import Transfers
 from services.cli.doctor_tables import doctor_as_json, verdict
+from shared.wire import Sent
 from tests.unit.services.cli.test_doctor_checks import info, seen
 
 
@@ -71,3 +73,31 @@ def test_programs_get_the_same_facts() -> None:
     assert (True, 2) == (found["healthy"], found["break_even_tokens"])
     assert [(50, True)] == [(cost["prompt_tokens"], cost["pays"]) for cost in found["mix"]]
     assert doctor_as_json(Report(report(1e9).plan))["measured"] is None
+
+
+def sent(kv_bytes: int, wire_bytes: int, transfer_s: float, kv_wire: str | None = None) -> Sent:
+    """One hand-off over tcp."""
+    return Sent(
+        transport="tcp",
+        kv_bytes=kv_bytes,
+        wire_bytes=wire_bytes,
+        transfer_s=transfer_s,
+        hidden_s=0,
+        kv_wire=kv_wire,
+    )
+
+
+def test_bandwidth_counts_kv_as_it_is_in_the_pool() -> None:
+    """A quarter of the bytes on the way is four times the bandwidth, so that what a token costs is right."""
+    runs = {1000: [(9.0, 1000), (1.0, 250)], 5000: [(9.0, 5000), (2.0, 1250)]}
+    exact = Transfers("tcp", {size: [sent(size, size, s) for s, _ in each] for size, each in runs.items()})
+    int8 = Transfers(
+        "tcp", {size: [sent(size, wire, s / 4, "int8") for s, wire in each] for size, each in runs.items()}
+    )
+
+    assert (Link(0.75, 4000.0), Link(0.1875, 16000.0)) == (exact.link, int8.link)
+    assert [(1000, 0.25), (5000, 0.5)] == int8.medians()
+    assert exact.largest is not None
+    assert int8.largest is not None
+    assert ("exact", "as int8, 25% of its bytes") == (travels(exact.largest), travels(int8.largest))
+    assert (None, None) == (Transfers("shm", {}, "no").link, Transfers("shm", {}, "no").largest)
