@@ -59,6 +59,12 @@ class Reservation:
         self._loop = asyncio.get_running_loop()
         self._released: asyncio.Future[None] | None = None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no KV has come, and none is on its way."""
+        with self._lock:
+            return self._state is _State.OPEN and self.received is None
+
     def claim(self) -> Claim:
         """Start an attempt to fill it. Raises ReservationGone, or HandoffError while another attempt runs."""
         with self._lock:

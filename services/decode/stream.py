@@ -130,16 +130,19 @@ class DecodeStream:
             self._context.worker.engine.stop_choices(self._request.group, choices)
 
     async def _next(self, request: EngineRequest) -> EngineEvent:
-        """The next event; until KV has come, not later than the reservation lasts."""
-        if self._reservation is None or self._num_tokens:
-            return await request.next()
-        try:
-            async with asyncio.timeout(self._context.reservation_timeout_s):
-                return await request.next()
-        except TimeoutError as exc:
-            if self._received is None:
-                raise ReservationGone("no KV came in the reservation's time") from exc
-        return await request.next()  # the KV is there, and the engine busy
+        """The next event; until KV has come, not later than the reservation lasts while no KV is on its way.
+
+        Of KV on its way the receiver sees that it does come.
+        """
+        reservation = self._reservation
+        while reservation is not None and not self._num_tokens and reservation.received is None:
+            try:
+                async with asyncio.timeout(self._context.reservation_timeout_s):
+                    return await request.next()
+            except TimeoutError as exc:
+                if reservation.is_waiting:
+                    raise ReservationGone("no KV came in the reservation's time") from exc
+        return await request.next()
 
     def _reserve(self, admitted: Admitted) -> None:
         assert self._request is not None

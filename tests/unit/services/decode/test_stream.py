@@ -37,7 +37,7 @@ def waiting(timeout_s: float) -> tuple[DecodeStream, Any]:
     )
     context = SimpleNamespace(reservation_timeout_s=timeout_s)
     stream = DecodeStream(cast(Any, context), work, cast(Any, None))
-    reservation = SimpleNamespace(received=None)
+    reservation = SimpleNamespace(received=None, is_waiting=True)
     stream._reservation = cast(Any, reservation)
     return stream, reservation
 
@@ -58,3 +58,15 @@ async def test_kv_that_is_there_is_waited_for_no_more() -> None:
     await asyncio.sleep(0.3)
     engine.go.set()
     assert [] == await first
+
+
+async def test_kv_on_its_way_is_waited_for() -> None:
+    """A long prompt's KV comes as it is computed, and the request was ended in the middle of that."""
+    stream, reservation = waiting(0.05)
+    reservation.is_waiting = False
+    first = asyncio.ensure_future(stream._next(cast(Any, Engine())))
+    await asyncio.sleep(0.3)
+    assert not first.done()
+    reservation.is_waiting = True
+    with pytest.raises(ReservationGone):
+        await first
