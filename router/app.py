@@ -43,6 +43,7 @@ EXPOSED_HEADERS = (
     "x-handoff-topology",
     "x-handoff-prompt-tokens-computed-on-decode",
     "x-handoff-hidden-transfer-ms",
+    "x-handoff-transfer-gb-per-s",
     "x-handoff-retries",
 )
 

@@ -95,6 +95,8 @@ class RouterMetrics:
             decode_worker=report.way.decode_worker,
             kv_bytes=report.way.kv_bytes,
             wire_bytes=report.way.wire_bytes,
+            hidden_transfer_s=report.way.hidden_s,
+            transfer_gb_per_s=round(report.way.transfer_gb_per_s, 3),
             first_token_s=first_token_s,
             **{f"{stage}_s": round(ms / 1e3, 6) for stage, ms in stages_ms.items()},
         )

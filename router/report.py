@@ -27,6 +27,12 @@ class Way:
     entered_at: float | None = None
     injected_at: float | None = None
 
+    @property
+    def transfer_gb_per_s(self) -> float:
+        """10^9 bytes of blob a second, over exposed and hidden time; 0 if nothing was transferred."""
+        transfer_s = self.stages.transfer + self.hidden_s
+        return self.wire_bytes / 1e9 / transfer_s if transfer_s else 0.0
+
     def injected(self) -> None:
         """KV is at decode, as far as the router can see."""
         if self.injected_at is None:
@@ -112,6 +118,7 @@ def headers(report: Report, *, at_first_token: bool) -> dict[str, str]:
         found["x-handoff-transport"] = header_text(way.transport or "none")
         found["x-handoff-prompt-tokens-computed-on-decode"] = str(way.prompt_tokens_computed_on_decode)
         found["x-handoff-hidden-transfer-ms"] = f"{way.hidden_s * 1e3:.3f}"
+        found["x-handoff-transfer-gb-per-s"] = f"{way.transfer_gb_per_s:.3f}"
     return found
 
 
@@ -128,6 +135,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "wire_bytes": way.wire_bytes,
         "kv_wire": header_text(way.kv_wire or "none"),
         "hidden_transfer_ms": round(way.hidden_s * 1e3, 3),
+        "transfer_gb_per_s": round(way.transfer_gb_per_s, 3),
         "prompt_tokens_computed_on_decode": way.prompt_tokens_computed_on_decode,
         "cached_tokens": report.cached_tokens,
         "retries": report.retries,

@@ -43,7 +43,11 @@ async def test_whole_completion(site: SiteMaker) -> None:
             body["usage"]["completion_tokens"],
             body["usage"]["prompt_tokens_details"]["cached_tokens"],
         )
-        assert STAGES == list(timing(answer.headers["server-timing"]))
+        stages_ms = timing(answer.headers["server-timing"])
+        assert STAGES == list(stages_ms)
+        facts = {k[10:]: v for k, v in answer.headers.items() if k.startswith("x-handoff-")}
+        gb_per_s = (20 * KV_BYTES_PER_TOKEN + 9) / 1e6 / stages_ms["transfer"]
+        assert float(facts.pop("transfer-gb-per-s")) == pytest.approx(gb_per_s, rel=0.1, abs=0.001)
         assert {
             "prefill-worker": "prefill-0",
             "decode-worker": "decode-0",
@@ -56,7 +60,7 @@ async def test_whole_completion(site: SiteMaker) -> None:
             "prompt-tokens-computed-on-decode": "0",
             "hidden-transfer-ms": "0.000",
             "retries": "0",
-        } == {k[10:]: v for k, v in answer.headers.items() if k.startswith("x-handoff-")}
+        } == facts
         await s.quiet()
 
 
