@@ -278,7 +278,9 @@ def transfer(
     sizes: Annotated[str, typer.Option(help="Sizes of KV in MiB.")] = ",".join(
         f"{mib:g}" for mib in SIZES_MIB
     ),
-    transports: Annotated[str, typer.Option(help="KV transports to measure.")] = "shm,unix,tcp",
+    transports: Annotated[
+        str, typer.Option(help="KV transports to measure, as far as they work here; nixl is an extra.")
+    ] = "shm,unix,tcp,nixl",
     runs: Annotated[
         int, typer.Option(min=3, max=MAX_NUMBER, help="Measured runs of each way and size.")
     ] = 30,

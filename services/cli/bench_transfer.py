@@ -173,6 +173,9 @@ def measure_transfer(
         for size_mib in plan.sizes_mib:
             result.seconds[size_mib] = _take_turns(plan, size_mib, by_name)
         has_nixl = BARE_NIXL in by_name
+        for name in transports:
+            if name not in by_name:
+                result.missing[name] = "it does not work here; the log says why"
     if has_nixl:
         try:
             _add_nixl_as_it_comes(result, setup)
