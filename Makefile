@@ -90,7 +90,7 @@ ATHERIS := 3.0.0
 
 fuzz: $(INSTALLED) ## what arrives over the KV port, fed by a coverage-guided fuzzer for FUZZ_S seconds a target
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(INSTALL) atheris==$(ATHERIS)
-	@for target in blob ticket head; do $(BIN)/python -m tests.fuzz $$target $(FUZZ_S) || exit 1; done
+	@for target in blob ticket head quantised told introduction; do $(BIN)/python -m tests.fuzz $$target $(FUZZ_S) || exit 1; done
 
 clean: ## remove the environment and every cache of the tools; models stay
 	rm -rf $(VENV) $(VENV).lock build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

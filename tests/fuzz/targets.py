@@ -16,6 +16,7 @@ from shared.kv.http_head import read_head
 from shared.kv.section import Section
 from shared.kv.shape import KvShape
 from shared.kv.ticket import Ticket, kv_url
+from tests.fuzz import bodies
 from tests.unit.shared.kv.blobs import (
     MAX_HEADER_BYTES,
     LoggedSink,
@@ -98,5 +99,8 @@ TARGETS: Mapping[str, tuple[Callable[[bytes], None], bytes]] = {
     "blob": (blob, BLOB),
     "ticket": (ticket, TICKET.sign(_SECRET).encode()),
     "head": (head, _HEAD),
+    "quantised": (bodies.quantised, bodies.QUANTISED),
+    "told": (bodies.told, bodies.TOLD),
+    "introduction": (bodies.introduction, bodies.INTRODUCTION),
 }
 """Name -> what is called, and a right input to begin with."""
