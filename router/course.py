@@ -201,5 +201,12 @@ class Course:
             raise error
         self.report.retries += 1
 
+    def refused(self, error: ServingError) -> None:
+        """Count a try for which no worker had room, before it is made again. That is no worker's failure."""
+        self.last_error = error
+        self.wait_until = None
+        self.failures += 1
+        self.report.retries += 1
+
     def _token_ids(self, group: range) -> list[int]:
         return self.job.token_ids + self._generated[group.start]

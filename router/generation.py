@@ -15,6 +15,7 @@ from router.openai.resolve import Plan
 from router.openai.responses import Usage
 from router.relay import Dispatcher, Relay
 from router.report import Report, combined
+from router.siblings import Siblings
 from router.text.choice import ChoiceText, Piece
 from router.text.tokenizer import TextTokenizer
 from shared.wire import TokenOut
@@ -59,6 +60,7 @@ class Generation:
             )
             for i, prompt in enumerate(plan.prompts)
         ]
+        self._turns = Siblings(len(plan.prompts)).turns
         self._relays: dict[int, Relay] = {}
         self._ended: list[Report] = []
         self._first: Relay | None = None
@@ -149,10 +151,12 @@ class Generation:
     async def _serve(self, index: int) -> AsyncGenerator[Batch, None]:
         offset = index * self._num_choices
         texts = self._texts[offset : offset + self._num_choices]
-        async with self._dispatcher.relay(self._jobs[index]) as relay:
+        turn = self._turns[index]
+        async with self._dispatcher.relay(self._jobs[index], turn) as relay:
             self._relays[index] = relay
             is_echoed = not self._echoes
             async for tokens in relay:
+                turn.begun()
                 if self._first is None:
                     self._first = relay
                 if not is_echoed:
@@ -179,6 +183,7 @@ class Generation:
                         yield batch
                         await asyncio.sleep(0)
                 yield endings
+        turn.ended()
 
     def _echo(self, index: int, relay: Relay) -> Iterator[Batch]:
         """The prompt, before every choice of it: each piece for all of them, which share it."""

@@ -54,7 +54,7 @@ class RouterMetrics:
         )
         self._retries = metrics.counter("retries", "Tries that failed and were repeated")
         metrics.gauge("in_flight", "Prompts being served", read=in_flight)
-        metrics.gauge("relays", "Relays that hold anything at a worker", read=relays)
+        metrics.gauge("relays", "Relays that hold anything at a worker, or wait for room", read=relays)
 
     def ended(
         self,

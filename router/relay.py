@@ -6,7 +6,7 @@
 
 Leaving the block cancels what is left at both workers. A lost worker costs a pause: the next try resumes from
 the tokens that are out, one leg per unfinished choice, and draws the same tokens, because sampling is keyed by
-position.
+position. A prompt that finds no room for its first token waits for that of another one of its request.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from router.course import Course, Job, Tries
 from router.fleet import Fleet
 from router.legs import LegFailed
 from router.report import Report
+from router.siblings import Siblings, Turn
 from router.solo import SoloTry
 from router.split import SplitTry
 from shared.asgi.disconnect import finish
-from shared.errors import BackendError, DeadlineExceeded, HandoffError, ServingError, Unavailable
+from shared.errors import BackendError, DeadlineExceeded, HandoffError, Overloaded, ServingError, Unavailable
 from shared.wire import Logprobs, StopChoices, TokenOut
 
 _log = structlog.get_logger(__name__)
@@ -34,8 +35,9 @@ _log = structlog.get_logger(__name__)
 class Relay:
     """Runs in a task of its own, so that a client's hang-up can never stop its cleaning up half way."""
 
-    def __init__(self, fleet: Fleet, job: Job) -> None:
+    def __init__(self, fleet: Fleet, job: Job, turn: Turn) -> None:
         self._fleet = fleet
+        self._turn = turn
         self._course = Course(job, max_tries=fleet.settings.max_tries, emit=self._take, done=self._finish)
         self._tokens: list[TokenOut] = []
         self._complete = False
@@ -84,7 +86,7 @@ class Relay:
     async def _run(self) -> None:
         try:
             async with asyncio.timeout(self._course.left_s):
-                await self._serve(range(self._course.job.num_choices), Tries())
+                await self._serve_in_turn()
         except TimeoutError:
             self._fail(DeadlineExceeded("the request's time is over"))
         except HandoffError as exc:
@@ -101,6 +103,20 @@ class Relay:
         finally:
             for errand in tuple(self._errands):
                 await finish(_end(errand))
+
+    async def _serve_in_turn(self) -> None:
+        """Serve all choices. Without room for the first tokens try again when a sibling has made some."""
+        course = self._course
+        while True:
+            try:
+                await self._serve(range(course.job.num_choices), Tries())
+                return
+            except Overloaded as exc:
+                if course.begun or isinstance(exc, Unavailable):
+                    raise
+                await self._turn.again(exc)
+                course.refused(exc)
+                _log.debug("asked_again", request_id=course.job.request_id, error=exc.message)
 
     async def _serve(self, group: range, tries: Tries) -> None:
         """Try until every choice of the group has ended. Raises the error that ends the request."""
@@ -177,13 +193,16 @@ class Dispatcher:
 
     @property
     def num_running(self) -> int:
-        """Relays that still hold anything at a worker."""
+        """Relays that still hold anything at a worker, or wait for room there."""
         return len(self._running)
 
     @asynccontextmanager
-    async def relay(self, job: Job) -> AsyncIterator[Relay]:
-        """A relay that lives no longer than the block, except to let an ended answer's connections settle."""
-        relay = Relay(self._fleet, job)
+    async def relay(self, job: Job, turn: Turn | None = None) -> AsyncIterator[Relay]:
+        """A relay that lives no longer than the block, except to let an ended answer's connections settle.
+
+        turn: among the prompts of its request, if there are several.
+        """
+        relay = Relay(self._fleet, job, turn or Siblings(1).turns[0])
         self._running.add(relay.task)
         relay.task.add_done_callback(self._running.discard)
         try:

@@ -15,7 +15,7 @@ class Stages:
 
     route: request read -> placement chosen. reserve: placement chosen -> reservation granted.
     queue, prefill: as the prefill worker measured. transfer: exposed part, first token sampled -> KV at decode.
-    decode_queue, decode: as the decode worker measured. retry: spent in tries that failed.
+    decode_queue, decode: as the decode worker measured. retry: spent in tries that failed, and until the next.
     relay: on the way between processes: the router's measure around the workers, less what they measured inside.
     total: request read -> last byte handed to the server.
     """

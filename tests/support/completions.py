@@ -20,7 +20,7 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return [rng.randrange(NUM_PLAIN_IDS) for _ in range(length)]
 
 
-def complete(cluster: Cluster, prompt: list[int], **fields: Any) -> httpx.Response:
+def complete(cluster: Cluster, prompt: list[int] | list[list[int]], **fields: Any) -> httpx.Response:
     """A whole completion that also names its token ids."""
     body = {"model": "tiny", "prompt": prompt, "return_token_ids": True} | fields
     response = http.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
