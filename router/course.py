@@ -15,6 +15,7 @@ from router.opening import Opening
 from router.report import Report, Way
 from router.workers.state import Worker
 from shared.errors import BackendError, DeadlineExceeded, ServingError
+from shared.pool_size import PoolSize
 from shared.wire import DecodeRequest, Handoff, Logprobs, PrefillRequest, Sampling, TokenOut
 
 
@@ -85,6 +86,11 @@ class Course:
     def max_new_tokens(self, group: range) -> int:
         """Tokens that each choice of the group may still get."""
         return self.job.sampling.max_tokens - len(self._generated[group.start])
+
+    def fits(self, pool: PoolSize, group: range) -> bool:
+        """Can the pool ever hold the group's answers at their longest?"""
+        num_tokens = len(self.job.token_ids) + len(self._generated[group.start])
+        return pool.holds(num_tokens, len(group), self.max_new_tokens(group))
 
     def outstanding_tokens(self, group: range) -> int:
         """Weight of the group's work in placement: its prompt once, its answers at their longest."""

@@ -37,16 +37,20 @@ class Fleet:
     policy: LeastOutstanding[Worker]
 
     async def place(
-        self, choose: Callable[[Collection[str]], T | None], course: Course, refused: Mapping[str, Overloaded]
+        self,
+        choose: Callable[[Collection[str]], T | None],
+        course: Course,
+        group: range,
+        refused: Mapping[str, Overloaded],
     ) -> T:
-        """What `choose` finds, given the addresses that already refused this try.
+        """What `choose` finds for a group, given the addresses that already refused this try.
 
         A request that no worker has failed yet is told at once that there is no room or nobody. A broken one
         waits for a worker to come back or to have room, `recovery_wait_s` at most over all calls of this.
         Raises Overloaded, Unavailable, or the error that broke it.
         """
         excluded: Collection[str] = refused
-        while (found := choose(excluded)) is None:
+        while (found := self._chosen(choose, course, group, excluded)) is None:
             if course.wait_until is None:
                 course.wait_until = perf_counter() + self.settings.recovery_wait_s
             wait_s = min(course.wait_until - perf_counter(), course.left_s)
@@ -55,6 +59,20 @@ class Fleet:
             if refused and course.begun:
                 wait_s, excluded = min(wait_s, 0.5), ()
             await self.registry.changed(within_s=wait_s)
+        return found
+
+    def _chosen(
+        self,
+        choose: Callable[[Collection[str]], T | None],
+        course: Course,
+        group: range,
+        excluded: Collection[str],
+    ) -> T | None:
+        """Not at a worker whose pool can never hold the group, as long as others are there or may come back."""
+        too_small = {w.url for w in self.registry.decode() if not course.fits(w.pool, group)}
+        found = choose({*excluded, *too_small})
+        if found is None and too_small and not excluded and course.last_error is None:
+            return choose(())
         return found
 
     def _nobody(self, course: Course, refused: Mapping[str, Overloaded]) -> ServingError:

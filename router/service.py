@@ -99,6 +99,7 @@ class Service:
         Every byte can cost as much as text does: messages without any, tool calls, variables.
         """
         max_model_len = self._checkpoint.max_model_len(self._registry.max_model_len())
+        pools = self._registry.pools()
 
         def parse() -> ChatRequest | CompletionRequest:
             parsed = _PARSERS[endpoint](body, self._limits)
@@ -109,10 +110,10 @@ class Service:
             facts = self._checkpoint.facts
             if isinstance(parsed, ChatRequest):
                 try:
-                    return self._resolver.chat(parsed, facts, max_model_len, _draw_seed)
+                    return self._resolver.chat(parsed, facts, max_model_len, _draw_seed, pools)
                 except InvalidRequest as exc:
                     raise parsed.in_own_words(exc) from exc
-            return self._resolver.completion(parsed, facts, max_model_len, _draw_seed)
+            return self._resolver.completion(parsed, facts, max_model_len, _draw_seed, pools)
 
         def both(*, is_short: bool) -> tuple[ChatRequest | CompletionRequest, Plan | None]:
             parsed = parse()

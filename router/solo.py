@@ -101,6 +101,7 @@ class SoloTry:
             worker = await fleet.place(
                 lambda exclude: fleet.policy.one(candidates(), avoid=course.avoid, exclude=exclude),
                 course,
+                self._group,
                 refused,
             )
             course.placed(self._way)

@@ -63,6 +63,7 @@ class SplitTry:
                     fleet.registry.prefill(), fleet.registry.decode(), avoid=course.avoid, exclude=exclude
                 ),
                 course,
+                self._group,
                 refused,
             )
             placed_at = course.placed(self._way)
@@ -132,6 +133,7 @@ class SplitTry:
                     fleet.registry.prefill(), avoid=course.avoid, exclude=exclude, like=decode.worker
                 ),
                 course,
+                self._group,
                 refused,
             )
             self._way.stages.retry += perf_counter() - started_at

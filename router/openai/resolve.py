@@ -4,20 +4,21 @@ Defaults: what a request leaves out comes from the checkpoint's generation_confi
 repetition_penalty), else it is off; `temperature 1, top_p 1, top_k -1, repetition_penalty 1` in a request turn all
 of that off. A greedy request keeps the checkpoint's repetition penalty. min_p, the other penalties and biases are
 never on unless asked for. Temperatures however small are passed on as they are.
-Without max_tokens a chat answer may fill the context and a completion has 16 tokens, as in the OpenAI API.
+Without max_tokens a chat answer may fill the context and a completion has 16 tokens, as in the OpenAI API; either
+has fewer where n choices of that length can never fit into a worker's memory.
 A seed is taken modulo 2**64, so that negative ones work. Every prompt of a list gets the client's own seed, so
 it is answered as if it were alone; without a seed each prompt draws its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from router.openai.form import Form, FormBuilder
 from router.openai.infill import fill_in_the_middle
 from router.openai.requests import ChatRequest, CompletionRequest
-from router.openai.room import refuse_long_text, room_for_answer, truncated
+from router.openai.room import default_length, refuse_long_text, room_for_answer, truncated
 from router.text.choice import ChoiceText, split_stops
 from router.text.conversation import ConversationEncoder
 from router.text.echo import Echo
@@ -27,6 +28,7 @@ from router.text.tokenizer import TextTokenizer
 from router.text.tools_choice import ToolChoiceText
 from shared.errors import InvalidRequest
 from shared.models.facts import ModelFacts
+from shared.pool_size import PoolSize
 from shared.wire import Sampling
 
 COMPLETION_MAX_TOKENS = 16
@@ -116,6 +118,7 @@ class Resolver:
         facts: ModelFacts,
         max_model_len: int,
         draw_seed: Callable[[], int],
+        pools: Collection[PoolSize] = (),
     ) -> Plan:
         """Raises InvalidRequest or PromptTooLong before anything is sent anywhere."""
         check = self._length_check(request, max_model_len)
@@ -129,14 +132,20 @@ class Resolver:
         if request.suffix:
             prompts = [fill_in_the_middle(self._tokenizer, prompt, request.suffix) for prompt in prompts]
         default = self._default_max_tokens or COMPLETION_MAX_TOKENS
-        return self._plan(request, prompts, default, facts, max_model_len, draw_seed)
+        return self._plan(request, prompts, default, facts, max_model_len, draw_seed, pools)
 
     def chat(
-        self, request: ChatRequest, facts: ModelFacts, max_model_len: int, draw_seed: Callable[[], int]
+        self,
+        request: ChatRequest,
+        facts: ModelFacts,
+        max_model_len: int,
+        draw_seed: Callable[[], int],
+        pools: Collection[PoolSize] = (),
     ) -> Plan:
         """Raises InvalidRequest or PromptTooLong before anything is sent anywhere."""
         prompt = self.conversation_ids(request, self._length_check(request, max_model_len))
-        return self._plan(request, [prompt], self._default_max_tokens, facts, max_model_len, draw_seed)
+        default = self._default_max_tokens
+        return self._plan(request, [prompt], default, facts, max_model_len, draw_seed, pools)
 
     def conversation_ids(self, request: ChatRequest, check: Callable[[str], None] | None = None) -> list[int]:
         """The prompt of a chat. check: gets it as text, before it is tokenised, and may raise.
@@ -173,6 +182,7 @@ class Resolver:
         facts: ModelFacts,
         max_model_len: int,
         draw_seed: Callable[[], int],
+        pools: Collection[PoolSize],
     ) -> Plan:
         param = _prompt_field(request)
         special_stops, stops = split_stops(request.stop, self._tokenizer)
@@ -185,6 +195,7 @@ class Resolver:
         _check_ids(request.logit_bias, facts.vocab_size, "logit_bias")
         form = self._forms.build(request)
         base = _sampling(request, facts, stop_token_ids, form)
+        num_choices = request.num_samples if isinstance(request, CompletionRequest) else request.n
         planned: list[PlannedPrompt] = []
         for token_ids in prompts:
             if not token_ids:
@@ -193,7 +204,10 @@ class Resolver:
             asked = request.asked_tokens
             token_ids = truncated(token_ids, request.truncate_prompt_tokens, asked, max_model_len)
             room = room_for_answer(len(token_ids), asked, max_model_len, param)
-            max_tokens = min(asked if asked is not None else default_max_tokens or room, room)
+            max_tokens = asked
+            if max_tokens is None:
+                wanted = min(default_max_tokens or room, room)
+                max_tokens = default_length(wanted, len(token_ids), num_choices, pools)
             seed = draw_seed() if request.seed is None else request.seed % 2**64
             changes = {
                 "max_tokens": max_tokens,
@@ -207,7 +221,7 @@ class Resolver:
             _check_echo(request, planned)
         return Plan(
             prompts=tuple(planned),
-            num_choices=request.num_samples if isinstance(request, CompletionRequest) else request.n,
+            num_choices=num_choices,
             num_shown=request.n,
             stops=stops,
             include_usage=bool(options and options.include_usage),

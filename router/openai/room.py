@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from router.text.tokenizer import TextTokenizer
 from shared.errors import PromptTooLong
+from shared.pool_size import PoolSize
 
 
 def refuse_long_text(text: str, tokenizer: TextTokenizer, max_model_len: int, param: str) -> None:
@@ -26,6 +29,14 @@ def room_for_answer(num_prompt: int, asked: int | None, max_model_len: int, para
             param=param,
         )
     return room
+
+
+def default_length(wanted: int, num_prompt: int, num_choices: int, pools: Collection[PoolSize]) -> int:
+    """Tokens for each choice of a request that names no length: `wanted`, or what the largest pool can hold.
+
+    pools: of the workers that may get it; where none is known, nothing is cut.
+    """
+    return min(wanted, max((p.longest_answer(num_prompt, num_choices) for p in pools), default=wanted))
 
 
 def truncated(token_ids: list[int], keep: int | None, asked: int | None, max_model_len: int) -> list[int]:

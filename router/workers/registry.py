@@ -13,6 +13,7 @@ from typing import Any
 from router.workers.client import WorkerClient
 from router.workers.state import Worker
 from shared.errors import ServingError
+from shared.pool_size import PoolSize
 from shared.wire import PROTOCOL_VERSION, WorkerInfo
 
 _SOON_S = 0.5
@@ -71,6 +72,10 @@ class Registry:
         """Longest prompt plus answer that every usable worker can take; None while there is none."""
         lengths = [w.info.max_model_len for w in (*self.prefill(), *self.decode()) if w.info is not None]
         return min(lengths, default=None)
+
+    def pools(self) -> frozenset[PoolSize]:
+        """Where answers can be generated now; none while there is no usable pair."""
+        return frozenset(decode.pool for _, decode in self.pairs())
 
     async def changed(self, *, within_s: float) -> bool:
         """Wait until anything about any worker changes; False if nothing did in time."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shared.errors import InvariantBroken
+from shared.pool_size import PoolSize
 from shared.wire import Fingerprint, Role, WorkerInfo
 
 
@@ -43,6 +44,13 @@ class Worker:
         if self.info is None:
             raise InvariantBroken("a worker that was not seen has no fingerprint")
         return self.info.fingerprint
+
+    @property
+    def pool(self) -> PoolSize:
+        """Only of a worker that has been seen."""
+        if self.info is None:
+            raise InvariantBroken("a worker that was not seen has no pool")
+        return PoolSize(self.info.num_blocks, self.info.block_size)
 
     def seen(self, info: WorkerInfo, problem: str | None) -> None:
         """Take over a worker's answer and the judgement on it."""

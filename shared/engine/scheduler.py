@@ -21,6 +21,7 @@ from shared.errors import (
     PromptTooLong,
     ServingError,
 )
+from shared.pool_size import PoolSize
 
 MAX_SCORED_ROWS = 128
 """Prompt tokens a step of a prompt that is scored: each of them has logits over the whole vocabulary."""
@@ -31,6 +32,7 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, limits: Limits) -> None:
         self.pool = pool
+        self.size = PoolSize(pool.num_blocks, pool.block_size)
         self.limits = limits
         self.waiting: deque[Group] = deque()
         self.active: list[Group] = []
@@ -203,15 +205,11 @@ class Scheduler:
 
     def _worst_case(self, group: Group, num_shared: int) -> int:
         """Blocks beyond `num_shared` that the group can ever need."""
-        size, work = self.pool.block_size, group.work
+        work = group.work
         num_tokens = len(work.token_ids)
-        num_prompt_blocks = _ceil_div(num_tokens, size)
         if group.mode is Mode.PREFILL:
-            return num_prompt_blocks - num_shared
-        # The last sampled token is never run, so it needs no slot.
-        grown = _ceil_div(num_tokens + max(work.max_new_tokens, 1) - 1, size) - num_prompt_blocks
-        copies = work.num_choices - 1 if num_tokens % size and work.max_new_tokens > 1 else 0
-        return num_prompt_blocks - num_shared + grown * work.num_choices + copies
+            return self.size.blocks_of(num_tokens) - num_shared
+        return self.size.worst_case(num_tokens, work.num_choices, work.max_new_tokens) - num_shared
 
     def _grant(self, group: Group) -> bool:
         size = self.pool.block_size
@@ -222,7 +220,7 @@ class Scheduler:
         lease = self.pool.admit(shared, self._worst_case(group, len(shared)))
         if lease is None:
             return False
-        num_prompt_blocks = _ceil_div(len(group.token_ids), size)
+        num_prompt_blocks = self.size.blocks_of(len(group.token_ids))
         group.lease = lease
         group.blocks = shared + [lease.take() for _ in range(num_prompt_blocks - len(shared))]
         group.num_cached = group.num_computed = len(shared) * size
@@ -258,7 +256,3 @@ class Scheduler:
         """From the end: of a cached chain the last block is evicted first, for without its head it is no use."""
         while table:
             self.pool.free(table.pop())
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)

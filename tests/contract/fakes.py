@@ -25,6 +25,7 @@ from shared.asgi.install import install_http
 from shared.asgi.stall import SEND_TIMEOUT_S
 from shared.asgi.stream import NDJSON, OwnedStream, StreamHead
 from shared.errors import ReservationGone
+from shared.pool_size import PoolSize
 from shared.server import server_config
 from shared.wire import (
     DecodeEvent,
@@ -45,6 +46,7 @@ from shared.wire import (
 
 SECRET = "fake-worker-secret"
 KV_BYTES_PER_TOKEN = 64
+BLOCK_SIZE = 16
 Hook = Callable[[Work], Awaitable[None]]
 
 
@@ -111,6 +113,7 @@ class FakeWorker:
         self.boot = 1
         self.ready = True
         self.draining = False
+        self.num_blocks = 256  # all of the context
         self.hooks: dict[str, Hook] = {}
         self.requests: list[Work] = []
         self.stopped: list[StopChoices] = []
@@ -123,6 +126,11 @@ class FakeWorker:
         self._server: SameLoopServer | None = None
         self._serving: asyncio.Task[None] | None = None
         self.url = ""
+
+    @property
+    def pool(self) -> PoolSize:
+        """What it says of its pool; nothing in here is ever full."""
+        return PoolSize(self.num_blocks, BLOCK_SIZE)
 
     async def up(self) -> None:
         """Start (again) on a new port the first time, on the same one afterwards."""
@@ -203,7 +211,8 @@ class FakeWorker:
             return Response(
                 WorkerInfo(
                     protocol=2, role=self.role, name=self.name, boot=f"{self.name}-{self.boot}", model="m",
-                    fingerprint=self.fingerprint, max_model_len=4096, num_blocks=64, block_size=16,
+                    fingerprint=self.fingerprint, max_model_len=4096,
+                    num_blocks=self.num_blocks, block_size=BLOCK_SIZE,
                     ready=self.ready, draining=self.draining, load=self.num_live,
                 ).to_json()
             )  # fmt: skip

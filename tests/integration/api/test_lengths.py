@@ -67,6 +67,18 @@ def test_an_end_token_at_the_limit_is_still_an_end(cluster: Cluster, way: Way, e
         assert natural.only.text.startswith(answer.only.text)
 
 
+def test_choices_without_a_limit_share_the_memory_that_there_is(
+    cluster: Cluster, way: Way, end_id: int
+) -> None:
+    """Each was to have the rest of the context, which is more than the pool: a 400."""
+    size = cluster.decode[0].worker.pool
+    assert 2 * CONTEXT < size.num_blocks * size.block_size < 3 * (CONTEXT - 50)
+
+    answer = way.ask(cluster, n=3, logit_bias={end_id: 100.0})
+
+    assert ["stop"] * 3 == [choice.finish_reason for choice in answer.choices]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_prompt_of_a_batch_has_its_own_ending(cluster: Cluster, stream: bool, end_id: int) -> None:
     """One that ends early neither cuts the others short nor is cut by what they count."""
