@@ -6,7 +6,7 @@ Choice i * n + j is sample j of prompt i, whatever order the prompts end in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from time import perf_counter
 
@@ -18,6 +18,7 @@ from router.report import Report, combined
 from router.siblings import Siblings
 from router.text.choice import ChoiceText, Piece
 from router.text.tokenizer import TextTokenizer
+from shared.errors import InvalidRequest
 from shared.wire import TokenOut
 
 Batch = list[tuple[int, Piece]]
@@ -26,7 +27,8 @@ Batch = list[tuple[int, Piece]]
 class Generation:
     """Made and entered for one request; `aclose` cancels whatever still runs, at the workers too.
 
-    started: perf_counter() when the request was read.
+    started: perf_counter() when the request was read. in_client_words: for what
+    workers complain about.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class Generation:
         request_id: str,
         timeout_s: float,
         started: float,
+        in_client_words: Callable[[InvalidRequest], InvalidRequest],
     ) -> None:
         self._dispatcher = dispatcher
+        self._in_client_words = in_client_words
         self._started = started
         self._num_choices = plan.num_choices
         self._num_shown = plan.num_shown
@@ -115,21 +119,24 @@ class Generation:
 
     async def batches(self) -> AsyncGenerator[Batch, None]:
         """Pieces by choice, as they come; a batch may be empty. Raises what broke any of the prompts."""
-        if len(self._jobs) == 1:
-            async with aclosing(self._serve(0)) as batches:
-                async for batch in batches:
-                    yield batch
-            return
-        self._tasks = [asyncio.create_task(self._guard(i)) for i in range(len(self._jobs))]
-        num_open = len(self._jobs)
-        while num_open:
-            item = await self._batches.get()
-            if item is None:
-                num_open -= 1
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                yield item
+        try:
+            if len(self._jobs) == 1:
+                async with aclosing(self._serve(0)) as batches:
+                    async for batch in batches:
+                        yield batch
+                return
+            self._tasks = [asyncio.create_task(self._guard(i)) for i in range(len(self._jobs))]
+            num_open = len(self._jobs)
+            while num_open:
+                item = await self._batches.get()
+                if item is None:
+                    num_open -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    yield item
+        except InvalidRequest as exc:
+            raise self._in_client_words(exc) from exc
 
     async def aclose(self) -> None:
         """Stop everything and wait until it has stopped."""

@@ -19,6 +19,7 @@ from router.checkpoint import Checkpoint
 from router.generation import Generation
 from router.metrics import RouterMetrics
 from router.offload import Offload
+from router.openai.blame import in_client_words
 from router.openai.body import refuse_deep
 from router.openai.requests import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from router.openai.resolve import Plan, Resolver
@@ -158,6 +159,7 @@ class Service:
             request_id=request_id,
             timeout_s=self._settings.request_timeout_s,
             started=started,
+            in_client_words=partial(in_client_words, parsed, plan.form_field),
         )
         return Answering(
             generation,

@@ -14,6 +14,8 @@ from shared.grammar_text import GrammarText, UnfitGrammar
 from shared.wire import Grammar
 
 _MAX_REASON = 300
+_IN_PLAIN_WORDS = {"NoExtension": "nothing can match it", "NoExtensionBias": "nothing can match it"}
+"""Of what the library has only a name for."""
 
 
 def parser_limits() -> LLParserLimits:
@@ -62,4 +64,4 @@ def one_line(reason: str) -> str:
     lines = reason.strip().splitlines() or ["unknown"]
     # A regex's complaint has its point in the last line ("error: unclosed group").
     told = lines[0] if not lines[-1].startswith("error: ") else f"{lines[0]} {lines[-1]}"
-    return told[:_MAX_REASON]
+    return _IN_PLAIN_WORDS.get(told, told)[:_MAX_REASON]

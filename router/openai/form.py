@@ -23,9 +23,10 @@ _MAX_REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """grammar: None if the answer is free. tool_names: tools that it may call."""
+    """grammar: None if the answer is free. field: where it came from. tool_names: tools that it may call."""
 
     grammar: Grammar | None = None
+    field: str | None = None
     tool_names: tuple[str, ...] = ()
 
 
@@ -42,7 +43,7 @@ class FormBuilder:
         wanted = request.constraint
         if wanted is not None:
             self._check(wanted)
-        free = Form(None if wanted is None else wanted.grammar)
+        free = Form() if wanted is None else Form(wanted.grammar, wanted.param)
         if not isinstance(request, ChatRequest) or request.tool_choice.mode == "none":
             return free
         tools = callable_tools(request.tools, request.tool_choice)
@@ -50,9 +51,10 @@ class FormBuilder:
             return free
         for tool in tools:
             self._check(tool.arguments)
-        return Form(self._calls(request, tools, wanted), tuple(tool.name for tool in tools))
+        calls = self._calls(request, tools, wanted)
+        return Form(calls.grammar, calls.param, tuple(tool.name for tool in tools))
 
-    def _calls(self, request: ChatRequest, tools: list[Tool], wanted: Constraint | None) -> Grammar:
+    def _calls(self, request: ChatRequest, tools: list[Tool], wanted: Constraint | None) -> Constraint:
         must_call = request.tool_choice.mode == "required"
         if wanted is not None and wanted.grammar.kind == "lark" and not must_call:
             raise InvalidRequest(f"{wanted.param} does not go together with tools", param=wanted.param)
@@ -67,7 +69,7 @@ class FormBuilder:
             raise InvalidRequest("tools have too long parameters in all", param="tools")
         calls = Constraint(Grammar(kind="lark", text=text), "tools")
         self._check(calls)
-        return calls.grammar
+        return calls
 
     def _check(self, constraint: Constraint) -> None:
         reason = self._problem(constraint.grammar)

@@ -54,6 +54,7 @@ class Plan:
     every_entry: logprobs of every counted token are wanted, also of those without text.
     echoes: of each prompt, if they are shown.
     keep_special: special tokens are text. by_id: tokens of logprobs are named by their ids.
+    form_field: the client's field that the grammar came from.
     """
 
     prompts: tuple[PlannedPrompt, ...]
@@ -70,6 +71,7 @@ class Plan:
     keep_special: bool = False
     by_id: bool = False
     tool_names: tuple[str, ...] = ()
+    form_field: str | None = None
 
     def prompt_ids(self) -> list[list[int]]:
         """The prompt of every choice, by the index that the client sees."""
@@ -234,6 +236,7 @@ class Resolver:
             keep_special=not request.skip_special_tokens,
             by_id=request.return_tokens_as_token_ids,
             tool_names=form.tool_names,
+            form_field=form.field,
         )
 
 

@@ -197,7 +197,7 @@ class GrammarState:
         if self._matcher.is_error():
             if _IS_WRONG in self._matcher.get_error():
                 raise EngineFault("a token does not follow the request's grammar")
-            raise InvalidRequest(f"the grammar is too complex: {self.problem}", param="sampling.grammar")
+            raise InvalidRequest(f"the grammar leads no further: {self.problem}", param="sampling.grammar")
         packed = np.frombuffer(bits, dtype=np.uint8)
         num_rows = self._compiled.tokenizer.vocab_size
         return np.unpackbits(packed, count=num_rows, bitorder="little").view(np.bool_)

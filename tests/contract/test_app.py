@@ -197,10 +197,13 @@ async def test_stop_at_the_first_token_needs_no_decode(site: SiteMaker) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_before_the_first_byte_are_statuses(site: SiteMaker, stream: bool) -> None:
-    """A worker's 400 and a full house keep their status, text and Retry-After, streamed or not."""
+    """A worker's 400 and a full house keep their status, text and Retry-After, streamed or not.
+
+    The field at fault is told with the client's name for it.
+    """
 
     async def refuse(_: Work) -> None:
-        raise InvalidRequest("token 7 is odd", param="prompt")
+        raise InvalidRequest("token 7 is odd", param="token_ids")
 
     async def full(_: Work) -> None:
         raise Overloaded("no blocks", retry_after_s=4)

@@ -195,6 +195,54 @@ def test_a_worker_refuses_a_bad_grammar_itself(unified: Cluster) -> None:
     assert "sampling.grammar" == response.json()["error"]["param"]
 
 
+EMPTY = r"[^\x00-\U0010FFFF]"
+NO_TOKEN = "start: <[99999]>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": EMPTY}, "guided_regex"),
+        ({"guided_grammar": NO_TOKEN}, "guided_grammar"),
+        ({"structured_outputs": {"regex": EMPTY}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": NO_TOKEN}}, "structured_outputs.grammar"),
+    ],
+)
+def test_what_only_a_worker_can_refuse_is_told_in_the_clients_words(
+    pd: Cluster, stream: bool, fields: dict[str, Any], param: str
+) -> None:
+    """The field was our own, sampling.grammar, and the reason a name of the library's, NoExtensionBias."""
+    body = {"messages": HI, "stream": stream, **fields}
+
+    response = httpx.post(f"{pd.url}/v1/chat/completions", json=body, timeout=60)
+
+    error = response.json()["error"]
+    assert (400, param) == (response.status_code, error["param"])
+    assert error["message"].startswith(f"{param} cannot be used: ")
+    assert "NoExt" not in error["message"]
+
+
+def test_a_way_that_ends_nowhere_is_told_in_the_clients_words(pd: Cluster) -> None:
+    """In the middle of an answer too."""
+    body = {"messages": HI, "guided_grammar": f'start: "ab" X\nX: /{EMPTY}/', "stream": True}
+
+    response = httpx.post(f"{pd.url}/v1/chat/completions", json=body, timeout=60)
+
+    assert '"param":"guided_grammar"' in response.text
+    assert "guided_grammar leads no further: nothing can match it" in response.text
+
+
+def test_too_many_choices_are_blamed_on_what_asked_for_them(pd: Cluster) -> None:
+    """It was n, also where best_of alone was sent."""
+    for name in ("n", "best_of"):
+        response = httpx.post(
+            f"{pd.url}/v1/completions", json={"prompt": "x", name: 128, "max_tokens": 2}, timeout=60
+        )
+
+        assert (400, name) == (response.status_code, response.json()["error"]["param"])
+
+
 def test_logprobs_of_a_constrained_answer_are_finite_and_one_per_token(pd: Cluster) -> None:
     """What is ruled out shows as a very low number, never as infinity."""
     answer = chat(pd, guided_choice=["yes", "no"], logprobs=True, top_logprobs=5)
