@@ -13,6 +13,7 @@ from functools import lru_cache
 from router.openai.requests import ChatRequest, CompletionRequest
 from router.openai.structured import Constraint
 from router.openai.tools import Tool, callable_tools
+from router.text.tokenizer import any_text
 from router.text.tools_grammar import CLOSE, OPEN, tools_grammar
 from shared.errors import InvalidRequest
 from shared.grammar import problem
@@ -35,6 +36,7 @@ class FormBuilder:
 
     def __init__(self, marks: Collection[str]) -> None:
         """marks: texts that are single tokens."""
+        self._any_mark = any_text(marks)
         self._marks = [mark for mark in (OPEN, CLOSE) if mark in marks]
         self._problem: Callable[[Grammar], str | None] = lru_cache(_MAX_REMEMBERED)(problem)
 
@@ -42,6 +44,7 @@ class FormBuilder:
         """Raises InvalidRequest, naming the field whose grammar is no good."""
         wanted = request.constraint
         if wanted is not None:
+            self._refuse_marks(wanted)
             self._check(wanted)
         free = Form() if wanted is None else Form(wanted.grammar, wanted.param)
         if not isinstance(request, ChatRequest) or request.tool_choice.mode == "none":
@@ -70,6 +73,18 @@ class FormBuilder:
         calls = Constraint(Grammar(kind="lark", text=text), "tools")
         self._check(calls)
         return calls
+
+    def _refuse_marks(self, wanted: Constraint) -> None:
+        """NOTE: the library spells what has to come as the tokenizer does, so as that one token (llguidance 1.9.1).
+
+        Then it either ends the answer or, since it is no text, does not follow the grammar.
+        """
+        for choice in wanted.choices:
+            if found := self._any_mark.search(choice):
+                param = wanted.param
+                raise InvalidRequest(
+                    f"{param} has {found[0]!r}, which is a token of its own, not text", param=param
+                )
 
     def _check(self, constraint: Constraint) -> None:
         reason = self._problem(constraint.grammar)

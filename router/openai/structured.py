@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import orjson
@@ -26,10 +26,11 @@ _FORMAT_TYPES = ("text", "json_object", "json_schema")
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """param: the client's field, for complaints."""
+    """param: the client's field, for complaints. choices: the answers, where all of them were listed."""
 
     grammar: Grammar
     param: str
+    choices: tuple[str, ...] = ()
 
 
 def parse_response_format(value: Any) -> Constraint | None:
@@ -83,7 +84,9 @@ def parse_choice(value: Any, param: str) -> Constraint:
         _refuse(param, "must be a list of texts that are not empty")
     if len(value) > MAX_CHOICES:
         _refuse(param, f"must have at most {MAX_CHOICES} texts")
-    return _constraint("lark", f"start: {' | '.join(map(lark_text, dict.fromkeys(value)))}", param)
+    choices = tuple(dict.fromkeys(value))
+    constraint = _constraint("lark", f"start: {' | '.join(map(lark_text, choices))}", param)
+    return replace(constraint, choices=choices)
 
 
 def parse_grammar(value: Any, param: str) -> Constraint:

@@ -233,6 +233,28 @@ def test_a_way_that_ends_nowhere_is_told_in_the_clients_words(pd: Cluster) -> No
     assert "guided_grammar leads no further: nothing can match it" in response.text
 
 
+def test_choices_are_answered_as_text_or_not_at_all(pd: Cluster) -> None:
+    """A choice that is a token's own text was generated as that token: the end token's was an empty answer."""
+    for text in ("<|im_end|>", "a<|im_start|>", "<tool_call>b"):
+        body = {"messages": HI, "guided_choice": [text]}
+        error = httpx.post(f"{pd.url}/v1/chat/completions", json=body, timeout=60).json()["error"]
+        assert ("guided_choice", True) == (error["param"], "a token of its own" in error["message"])
+
+    assert "<|im_start" == chat(pd, guided_choice=["<|im_start"]).choices[0].message.content
+
+
+def test_a_grammar_wins_over_min_tokens(pd: Cluster) -> None:
+    """Where nothing but an end or a stop token can come, the answer ends, however short it is."""
+    body = {"prompt": "x", "guided_choice": ["ab"], "min_tokens": 5}
+    stop_id = httpx.post(f"{pd.url}/tokenize", json={"prompt": "b"}).json()["tokens"][-1]
+
+    for more, expected in (({}, "ab"), ({"stop_token_ids": [stop_id]}, "a")):
+        answer = httpx.post(f"{pd.url}/v1/completions", json={**body, **more}, timeout=60).json()["choices"][
+            0
+        ]
+        assert ("stop", expected) == (answer["finish_reason"], answer["text"])
+
+
 def test_too_many_choices_are_blamed_on_what_asked_for_them(pd: Cluster) -> None:
     """It was n, also where best_of alone was sent."""
     for name in ("n", "best_of"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from shared.wire import MAX_GRAMMAR_CHARS
 
 HI = [{"role": "user", "content": "hi"}]
 OBJECT = {"type": "object"}
-MARKS = ("<tool_call>", "</tool_call>")
+MARKS = ("<tool_call>", "</tool_call>", "<|im_end|>")
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -177,6 +178,31 @@ def test_completions_take_forms_too() -> None:
     body = json.dumps({"prompt": "x", "guided_choice": ["a"]}).encode()
 
     assert FormBuilder(MARKS).build(parse_completion(body, Limits())).grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("mark", "param", "fields"),
+    [
+        ("<|im_end|>", "guided_choice", {"guided_choice": ["<|im_end|>"]}),
+        ("<|im_end|>", "guided_choice", {"guided_choice": ["no", "yes<|im_end|>."]}),
+        (
+            "<tool_call>",
+            "structured_outputs.choice",
+            {"structured_outputs": {"choice": ["a", "<tool_call>"]}},
+        ),
+    ],
+)
+def test_a_choice_that_spells_a_token_is_refused(mark: str, param: str, fields: dict[str, Any]) -> None:
+    """It was generated as that token: the answer was empty, or broke, instead of that text."""
+    with pytest.raises(InvalidRequest, match=re.escape(f"'{mark}'")) as caught:
+        form(**fields)
+
+    assert param == caught.value.param
+
+
+def test_a_choice_may_look_like_a_token() -> None:
+    """Parts of a mark, or its name alone, are just text."""
+    assert form(guided_choice=["<|im_", "end|>", "im_end", "tool_call"]).grammar is not None
 
 
 def test_options_for_the_library_in_a_client_s_schema_are_not_taken() -> None:
