@@ -31,6 +31,7 @@ from router.openai.structured import (
 from shared.errors import InvalidRequest
 
 MAX_BIASES = 1024
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 _MAY_BE_EMPTY = frozenset(
     {
         *(
@@ -65,13 +66,15 @@ def _stop(value: Any) -> Any:
 
 
 def _biases(value: Any) -> Any:
-    """JSON keys are text; here they are token ids."""
+    """JSON keys are text; here they are token ids, each written in the one way that JSON writes a number.
+
+    Another spelling of the same id would be a second entry for it, and one of the two be dropped.
+    """
     if not isinstance(value, Mapping):
         return value
-    try:
-        return {int(key): bias for key, bias in value.items()}
-    except ValueError as exc:
-        raise ValueError("keys must be token ids") from exc
+    if not all(_TOKEN_ID.fullmatch(key) for key in value):
+        raise ValueError("keys must be token ids, in decimal digits")
+    return {int(key): bias for key, bias in value.items()}
 
 
 def within_choices(value: Any, info: ValidationInfo) -> Any:
