@@ -29,5 +29,8 @@ class DecodeSettings(WorkerSettings):
         description="Hand-offs received at a time; each has a thread. Empty: as many as HANDOFF_MAX_NUM_SEQS.",
     )
     reservation_timeout_s: float = Field(
-        300.0, gt=0, le=3600, description="Seconds that blocks stay reserved for KV that does not come."
+        300.0,
+        gt=0,
+        le=3600,
+        description="Seconds that blocks stay reserved for KV that does not come, or does not go on.",
     )

@@ -28,6 +28,8 @@ from shared.kv.transports.nixl_reads import NixlCarrier
 from shared.kv.transports.shm_reads import MappedPools
 
 _OUT_OF_RESOURCES_WAIT_S = 0.2
+_TICKET_WAIT_S = 0.5
+_MOST_LEAVING = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,20 @@ class Offer:
         return kv_url(self.host, self.port, handoff_id)
 
 
-_Group = dict[threading.Thread, "_Served"]
-
-
 class _Served:
-    """A connection in the listener's books. idle: between two PUTs. Read and written under the listener's lock."""
+    """A connection in the listener's books. Read and written under the listener's lock.
 
-    def __init__(self, peer: Peer, group: _Group) -> None:
+    since: on time.monotonic(). idle: between two PUTs. leaving: it was told to end, and its thread soon will.
+    """
+
+    def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.group = group
+        self.since = time.monotonic()
         self.idle = False
+        self.leaving = False
+
+
+_Group = dict[threading.Thread, _Served]
 
 
 class KvListener:
@@ -186,7 +192,7 @@ class KvListener:
     def _take(self, sock: socket.socket, transport: str) -> None:
         """Serve the connection, or refuse it, on a thread of its own; drop it if even refusals are too many."""
         with self._lock:
-            if len(self._serving) < self._limits.max_connections or self._make_room():
+            if self._has_room() or self._make_room():
                 group, target = self._serving, self._serve
             elif len(self._refusing) < self._limits.max_connections:
                 group, target = self._refusing, self._refuse
@@ -199,8 +205,10 @@ class KvListener:
                 elif not unix.is_own_user(sock):
                     sock.close()
                     return
-                served = _Served(Peer(Stream(sock), transport, self._carriers), group)
-                thread = threading.Thread(target=self._run, args=(target, served), name="kv", daemon=True)
+                served = _Served(Peer(Stream(sock), transport, self._carriers))
+                thread = threading.Thread(
+                    target=self._run, args=(group, target, served), name="kv", daemon=True
+                )
                 group[thread] = served
             except OSError:
                 sock.close()
@@ -209,42 +217,43 @@ class KvListener:
         try:
             thread.start()
         except RuntimeError:  # no thread can be had
-            self._forget(thread, served)
+            self._forget(group, thread, served)
+
+    def _has_room(self) -> bool:
+        """For one more to be served. Called under the lock."""
+        return sum(not served.leaving for served in self._serving.values()) < self._limits.max_connections
 
     def _make_room(self) -> bool:
         """End a connection that nobody will miss, if there is one. Called under the lock.
 
-        The oldest without a ticket: whoever sends KV shows one at once, and others can be had by anybody. Else one
-        that waits for another PUT.
+        Whoever sends KV shows a ticket at once; connections without one can be had by anybody. So first the oldest
+        that has had time for that, then one that waits for another PUT, then the oldest without a ticket.
         """
-        for thread, served in self._serving.items():
-            if not served.peer.has_ticket and len(self._refusing) < self._limits.max_connections:
-                # Its last word may take a second.
-                del self._serving[thread]
-                served.group = self._refusing
-                self._refusing[thread] = served
-                served.peer.gives_way = True
-                served.peer.stream.interrupt()
-                return True
-        for served in self._serving.values():
-            if served.idle:
-                served.idle = False
-                served.peer.stream.interrupt()
-                return True
+        staying = [served for served in self._serving.values() if not served.leaving]
+        if len(self._serving) - len(staying) >= _MOST_LEAVING:
+            return False
+        strangers = [served for served in staying if not served.peer.has_ticket]
+        idle = [served for served in staying if served.idle]
+        had_time = [served for served in strangers[:1] if time.monotonic() > served.since + _TICKET_WAIT_S]
+        for served in (had_time or idle or strangers)[:1]:
+            served.idle, served.leaving = False, True
+            served.peer.gives_way = True
+            served.peer.stream.interrupt()
+            return True
         return False
 
-    def _run(self, target: Callable[[_Served], None], served: _Served) -> None:
+    def _run(self, group: _Group, target: Callable[[_Served], None], served: _Served) -> None:
         try:
             target(served)
         finally:
-            self._forget(threading.current_thread(), served)
+            self._forget(group, threading.current_thread(), served)
 
-    def _forget(self, thread: threading.Thread, served: _Served) -> None:
+    def _forget(self, group: _Group, thread: threading.Thread, served: _Served) -> None:
         try:
             served.peer.close()
         finally:
             with self._lock:
-                del served.group[thread]
+                del group[thread]
 
     def _serve(self, served: _Served) -> None:
         while True:

@@ -21,7 +21,7 @@ from tests.support.kv_peers import zeros
 
 PROMPT = random_prompt(80, seed=1)
 CHUNK = 16
-WAIT_S = 1.0
+WAIT_S = 2.0
 
 
 def test_kv_that_comes_chunk_by_chunk_is_waited_for(tiny_model: Path) -> None:

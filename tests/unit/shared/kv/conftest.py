@@ -56,11 +56,12 @@ class Listening:
         return self.reports[-1]
 
     def at_rest(self) -> None:
-        """Wait until a connection waits for another PUT: it does so a moment after its report."""
+        """Wait until all connections wait for another PUT: they do so a moment after their report."""
         due = time.monotonic() + 10
         while True:
             with self.listener._lock:
-                if any(served.idle for served in self.listener._serving.values()):
+                serving = self.listener._serving.values()
+                if serving and all(served.idle for served in serving):
                     return
             assert time.monotonic() < due
             time.sleep(0.001)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -17,10 +19,13 @@ from shared.errors import (
 )
 from shared.kv.book import Received
 from shared.kv.limits import ReceiveLimits
+from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.progress import Progress
+from shared.kv.sender import KvSender
 from shared.kv.ticket import kv_url
+from shared.kv.transports.tcp import TcpTransport
 from tests.unit.shared.kv.blobs import SHAPE, Pool, expected, first_tokens, manifest_for
-from tests.unit.shared.kv.conftest import Listen
+from tests.unit.shared.kv.conftest import SECRET, Listen
 from tests.unit.shared.kv.transfer import (
     BIG,
     WAIT_S,
@@ -193,3 +198,28 @@ def test_commit_may_still_refuse(listen: Listen) -> None:
     assert (500, RuntimeError) == (report.status, type(report.error))
     send(listening.port, manifest, source.views(), finished())
     assert (3, 3) == book.settled()
+
+
+def test_peers_that_come_at_once_take_the_places_of_idle_ones(listen: Listen) -> None:
+    """And not each other's, though none of them has shown its ticket yet."""
+    book = reservation()
+    listening = listen(book, ReceiveLimits(max_connections=4))
+    source = Pool(SHAPE, num_tokens=10, seed=1)
+    senders = [KvSender(SECRET, [TcpTransport()], SendTimeouts()) for _ in range(4)]
+    with ExitStack() as stack:
+        for sender in senders:
+            stack.callback(sender.close)
+            sender.send(
+                Send(grant(listening.port), "r1", manifest_for(expected()), source.views(), finished())
+            )
+            listening.next_report()
+            listening.at_rest()
+            book.committed.clear()
+        # Silent as yet, as a sender is between its connection and its head.
+        comers = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", listening.port))) for _ in range(4)
+        ]
+        for comer in comers:
+            comer.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                comer.recv(1)

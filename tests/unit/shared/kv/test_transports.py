@@ -202,7 +202,7 @@ def test_a_waiting_connection_makes_room(listen: Listen, sender_to: SenderOver) 
 
 @pytest.mark.parametrize("said", [b"", b"PUT /v1/kv/h1 HTTP/1.1\r\n"])
 def test_strangers_do_not_keep_peers_out(listen: Listen, sender_to: SenderOver, said: bytes) -> None:
-    """Connections that show no ticket give way, the oldest first, and hear 503.
+    """Connections that show no ticket give way, the oldest first, and hear 503; no peer's PUT is lost.
 
     Some that said nothing, a port scanner's for example, kept every hand-off out for ten seconds.
     """
@@ -221,7 +221,6 @@ def test_strangers_do_not_keep_peers_out(listen: Listen, sender_to: SenderOver, 
             put(sender, listening, manifest_for(expected()), source.views(), finished())
             assert number + 1 == book.settled()[0]
             book.committed.clear()
-        assert listening.listener.num_connections <= 2
 
 
 def test_a_waiting_connection_makes_room_for_descriptors(
