@@ -27,8 +27,7 @@ Batch = list[tuple[int, Piece]]
 class Generation:
     """Made and entered for one request; `aclose` cancels whatever still runs, at the workers too.
 
-    started: perf_counter() when the request was read. in_client_words: for what
-    workers complain about.
+    started: perf_counter() when the request was read. in_client_words: for what workers complain about.
     """
 
     def __init__(

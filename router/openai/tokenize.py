@@ -6,20 +6,18 @@ detokenize: {"tokens": ids} -> {prompt}. Special tokens are shown.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from router.openai.body import parse_body
 from router.openai.requests import parse_chat
 from router.openai.resolve import Resolver
 from router.openai.shared_fields import Limits
 from router.text.tokenizer import TextTokenizer
-from shared.asgi.validation import invalid_request
+from shared.asgi.validation import validated
 from shared.errors import InvalidRequest
 from shared.models.facts import ModelFacts
-
-M = TypeVar("M", bound=BaseModel)
 
 
 class _Tokenize(BaseModel):
@@ -49,7 +47,7 @@ class TokenizerApi:
     def tokenize(self, body: bytes, max_model_len: int) -> tuple[str | None, dict[str, Any]]:
         """The model that the request names, and the answer. Raises InvalidRequest."""
         content = parse_body(body)
-        request = _checked(content, _Tokenize)
+        request = validated(content, _Tokenize)
         if content.get("messages") not in (None, []):
             ids = self._resolver.conversation_ids(parse_chat(body, Limits()))
         elif request.prompt is None:
@@ -66,15 +64,7 @@ class TokenizerApi:
 
     def detokenize(self, body: bytes) -> tuple[str | None, dict[str, Any]]:
         """The model that the request names, and the answer. Raises InvalidRequest."""
-        request = _checked(parse_body(body), _Detokenize)
+        request = validated(parse_body(body), _Detokenize)
         if not all(0 <= token < self._facts.vocab_size for token in request.tokens):
             raise InvalidRequest(f"token ids are from 0 to {self._facts.vocab_size - 1}", param="tokens")
         return request.model, {"prompt": self._tokenizer.decode(request.tokens, skip_special=False)}
-
-
-def _checked(content: dict[str, Any], model: type[M]) -> M:
-    """`content` as a valid `model`. Raises InvalidRequest, which names the field at fault."""
-    try:
-        return model.model_validate(content)
-    except ValidationError as exc:
-        raise invalid_request(exc, content) from exc

@@ -23,7 +23,6 @@ from shared.kv.limits import ReceiveLimits
 from shared.kv.progress import FirstTokens
 from shared.kv.quant_layout import QuantLayout, blob_layout
 from shared.kv.saved import SavedRequest, parse_saved_header
-from shared.kv.shape import KINDS
 
 # "unchecked": the bytes are there, but what their digest should be is not. "missing": not all bytes are there.
 Verdict = Literal["ok", "damaged", "unchecked", "missing"]
@@ -109,7 +108,7 @@ def _check(file: BufferedReader, file_bytes: int) -> BlobCheck:
     ]
     surplus_bytes = file_bytes - len(header) - layout.data_bytes
     problems = [*_problems(surplus_bytes, header_verdict, checks), *_trailer_problems(parts)]
-    size = layout.manifest.shape.num_layers * len(KINDS) * layout.spans_per_tensor
+    size = layout.manifest.shape.num_tensors * layout.spans_per_tensor
     num_kv = len(checks) - _NUM_TRAILER_TENSORS
     return BlobCheck(
         file_bytes=file_bytes,
@@ -136,7 +135,7 @@ def _read_header(file: BufferedReader) -> tuple[bytes, BlobLayout, SavedRequest 
         manifest, entries, saved = parse_saved_header(content)
         # Before the layout lists them all: a manifest can claim any number of layers.
         spans_per_tensor = (BlobLayout if manifest.kv_wire is None else QuantLayout).spans_per_tensor
-        implied = len(manifest.chunks) * manifest.shape.num_layers * len(KINDS) * spans_per_tensor
+        implied = len(manifest.chunks) * manifest.shape.num_tensors * spans_per_tensor
         implied += _NUM_TRAILER_TENSORS
         if len(entries) != implied:
             raise NoBlob(f"the header lists {len(entries)} tensors, its manifest implies {implied}")

@@ -21,7 +21,7 @@ from shared.kv.pool_memory import PoolMemory
 from shared.kv.progress import Progress
 from shared.kv.receiver import Offer
 from shared.kv.sender import KvSender
-from shared.kv.shape import KINDS, KvShape
+from shared.kv.shape import KvShape
 from shared.kv.shared_memory import SharedMemory
 from shared.kv.source import KvSink
 from shared.kv.ticket import Ticket
@@ -70,7 +70,7 @@ class Pool:
         self._block_table = list(range(num_blocks))
         if setup.scattered:
             random.Random(seed).shuffle(self._block_table)
-        num_regions = SHAPE.num_layers * len(KINDS)
+        num_regions = SHAPE.num_tensors
         num_bytes = num_regions * num_blocks * BLOCK_SIZE * SHAPE.row_bytes
         shared = SharedMemory(num_bytes) if shareable else None
         content = own_memory(num_bytes) if shared is None else shared.content

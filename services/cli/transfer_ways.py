@@ -39,7 +39,6 @@ from shared.kv.outgoing import SendTimeouts
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
-from shared.kv.shape import KINDS
 from shared.kv.transports import nixl_wire, shm_wire
 from shared.kv.transports.choice import offered, usable
 
@@ -187,7 +186,7 @@ def _queue(setup: Setup, pipe: Pipe, queue: Any) -> Way:
     import torch  # noqa: PLC0415 - takes seconds, and `handoff bench --help` needs none of it
 
     rows = setup.max_tokens * SHAPE.row_bytes // 2
-    tensors = [torch.ones(rows, dtype=torch.bfloat16) for _ in range(SHAPE.num_layers * len(KINDS))]
+    tensors = [torch.ones(rows, dtype=torch.bfloat16) for _ in range(SHAPE.num_tensors)]
 
     def send(num_tokens: int) -> float:
         content = [tensor[: num_tokens * SHAPE.row_bytes // 2].clone() for tensor in tensors]

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator
 from typing import TypeVar
 
 import jiter
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import Request
 
 from shared.asgi.context import note_unread_body
 from shared.asgi.text import clipped
-from shared.asgi.validation import invalid_request
+from shared.asgi.validation import validated
 from shared.errors import InvalidRequest, TooLarge
 
 M = TypeVar("M", bound=BaseModel)
@@ -67,11 +67,7 @@ def parse_json(body: bytes, model: type[M]) -> M:
     Raises InvalidRequest, with the field at fault in `param`. NaN, infinities, duplicate keys, lone
     surrogates and nesting beyond 200 levels are no JSON here.
     """
-    payload = parse_object(body)
-    try:
-        return model.model_validate(payload)
-    except ValidationError as exc:
-        raise invalid_request(exc, payload) from exc
+    return validated(parse_object(body), model)
 
 
 def parse_object(body: bytes) -> dict[str, object]:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from shared.asgi.text import clipped
 from shared.errors import InvalidRequest
 
+M = TypeVar("M", bound=BaseModel)
 MAX_NAME_CHARS = 100
 MAX_REASON_CHARS = 300
+
+
+def validated(payload: object, model: type[M]) -> M:
+    """A parsed body as a valid `model`. Raises InvalidRequest, with the field at fault in `param`."""
+    try:
+        return model.model_validate(payload)
+    except ValidationError as exc:
+        raise invalid_request(exc, payload) from exc
 
 
 def invalid_request(exc: ValidationError, payload: object) -> InvalidRequest:

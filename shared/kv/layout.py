@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shared.errors import ManifestMismatch
 from shared.kv.header import LENGTH, kv_tensors, write_header
 from shared.kv.manifest import MAX_CHUNKS, QUANTISED_PARTS, Expected, Manifest
-from shared.kv.shape import ITEMSIZE_BYTES, KINDS, Kind, KvShape
+from shared.kv.shape import ITEMSIZE_BYTES, Kind, KvShape
 
 _MIN_JSON_PADDED_BYTES = 64
 _MOST_QUANTISED_BYTES = 5  # of a number: in a chunk of one token it has a scale and an offset of its own
@@ -162,7 +162,7 @@ def total_bytes_bounds(expected: Expected, max_header_bytes: int) -> tuple[int, 
     """Least and greatest length that a blob for this reservation can have, whatever chunks it is cut into."""
     num_tokens, shape = expected.num_tokens - expected.from_token, expected.shape
     least_kv = most_kv = num_tokens * shape.bytes_per_token
-    most_digests = MAX_CHUNKS * shape.num_layers * len(KINDS)
+    most_digests = MAX_CHUNKS * shape.num_tensors
     if expected.kv_wire is not None:
         numbers = least_kv // ITEMSIZE_BYTES[shape.dtype]
         least_kv = min(least_kv, numbers)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from shared.errors import ManifestMismatch
-from shared.kv.shape import ITEMSIZE_BYTES, KINDS, WIRE_FORMATS, KvDtype, KvShape, WireFormat
+from shared.kv.shape import ITEMSIZE_BYTES, WIRE_FORMATS, KvDtype, KvShape, WireFormat
 from shared.wire import PROTOCOL_VERSION
 
 MAX_CHUNKS = 1024
@@ -82,7 +82,7 @@ class Manifest(Expected):
 
         As it is, if there would be too many even so.
         """
-        own_tensors = QUANTISED_PARTS * _num_tensors(self.shape)
+        own_tensors = QUANTISED_PARTS * self.shape.num_tensors
         chunks = tuple(part for start, end in self.chunks for part in _cut(start, end, MAX_QUANTISED_TOKENS))
         if len(chunks) * own_tensors > MAX_PLANNED_TENSORS:
             chunks = _cut(self.from_token, self.num_tokens, MAX_QUANTISED_TOKENS)
@@ -248,15 +248,10 @@ def plan_chunks(from_token: int, num_tokens: int, chunk_size: int, shape: KvShap
     length = num_tokens - from_token
     if length <= 0:
         return ()
-    most = max(1, min(MAX_CHUNKS, MAX_PLANNED_TENSORS // _num_tensors(shape)))
+    most = max(1, min(MAX_CHUNKS, MAX_PLANNED_TENSORS // shape.num_tensors))
     size = chunk_size or length
     return _cut(from_token, num_tokens, size * -(-length // (size * most)))
 
 
 def _cut(start: int, end: int, size: int) -> tuple[Chunk, ...]:
     return tuple((at, min(at + size, end)) for at in range(start, end, size))
-
-
-def _num_tensors(shape: KvShape) -> int:
-    """Of one chunk of exact KV."""
-    return shape.num_layers * len(KINDS)

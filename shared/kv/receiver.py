@@ -53,14 +53,13 @@ class Offer:
 class _Served:
     """A connection in the listener's books. Read and written under the listener's lock.
 
-    since: on time.monotonic(). idle: between two PUTs. leaving: it was told to end, and its thread soon will.
+    since: on time.monotonic(). idle: between two PUTs. One whose peer gives way will soon end.
     """
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.since = time.monotonic()
         self.idle = False
-        self.leaving = False
 
 
 _Group = dict[threading.Thread, _Served]
@@ -219,9 +218,12 @@ class KvListener:
         except RuntimeError:  # no thread can be had
             self._forget(group, thread, served)
 
+    def _staying(self) -> list[_Served]:
+        return [served for served in self._serving.values() if not served.peer.gives_way]
+
     def _has_room(self) -> bool:
         """For one more to be served. Called under the lock."""
-        return sum(not served.leaving for served in self._serving.values()) < self._limits.max_connections
+        return len(self._staying()) < self._limits.max_connections
 
     def _make_room(self) -> bool:
         """End a connection that nobody will miss, if there is one. Called under the lock.
@@ -229,14 +231,14 @@ class KvListener:
         Whoever sends KV shows a ticket at once; connections without one can be had by anybody. So first the oldest
         that has had time for that, then one that waits for another PUT, then the oldest without a ticket.
         """
-        staying = [served for served in self._serving.values() if not served.leaving]
+        staying = self._staying()
         if len(self._serving) - len(staying) >= _MOST_LEAVING:
             return False
         strangers = [served for served in staying if not served.peer.has_ticket]
         idle = [served for served in staying if served.idle]
         had_time = [served for served in strangers[:1] if time.monotonic() > served.since + _TICKET_WAIT_S]
         for served in (had_time or idle or strangers)[:1]:
-            served.idle, served.leaving = False, True
+            served.idle = False
             served.peer.gives_way = True
             served.peer.stream.interrupt()
             return True

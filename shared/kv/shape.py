@@ -44,6 +44,11 @@ class KvShape:
         return self.num_kv_heads * self.head_dim * ITEMSIZE_BYTES[self.dtype]
 
     @property
+    def num_tensors(self) -> int:
+        """A chunk's tensors, and a pool's regions: K and V of each layer."""
+        return self.num_layers * len(KINDS)
+
+    @property
     def bytes_per_token(self) -> int:
         """One token, all layers, K and V."""
-        return 2 * self.num_layers * self.row_bytes
+        return self.num_tensors * self.row_bytes

@@ -9,15 +9,14 @@ issuer checks boot and expiry: the expiry is on its own monotonic clock and mean
 from __future__ import annotations
 
 import binascii
-import hashlib
 import hmac
 import re
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 
 import orjson
 
 from shared.errors import ReservationGone, Unauthorized
+from shared.kv.mac import mac
 from shared.wire import Handoff
 
 TICKET_HEADER = "X-Handoff-Ticket"
@@ -52,7 +51,7 @@ class Ticket:
         if not _ID.fullmatch(self.handoff_id):
             raise ValueError("a handoff_id is 1 to 128 of A-Z a-z 0-9 . _ -")
         payload = orjson.dumps(asdict(self))
-        text = f"{_encode(payload)}.{_encode(_mac(secret, payload))}"
+        text = f"{_encode(payload)}.{_encode(mac(secret, _DOMAIN, payload))}"
         if len(text) > MAX_TICKET_CHARS:
             raise ValueError(f"a ticket is at most {MAX_TICKET_CHARS} characters")
         return text
@@ -64,7 +63,7 @@ class Ticket:
         if match is None:
             raise Unauthorized("the KV ticket is malformed")
         payload = _decode(match[1])
-        if not hmac.compare_digest(_encode(_mac(secret, payload)), match[2]):
+        if not hmac.compare_digest(_encode(mac(secret, _DOMAIN, payload)), match[2]):
             raise Unauthorized("the KV ticket is not signed by this system")
         try:
             return cls(**orjson.loads(payload))
@@ -91,20 +90,6 @@ def ticket_of(handoff: Handoff, secret: bytes) -> Ticket:
     if granted != (handoff.handoff_id, handoff.epoch, handoff.kv_url):
         raise Unauthorized("the KV ticket is for another hand-off or URL")
     return ticket
-
-
-def _mac(secret: bytes, payload: bytes) -> bytes:
-    begun = _begun_mac(secret).copy()
-    begun.update(payload)
-    return begun.digest()
-
-
-@lru_cache(maxsize=8)
-def _begun_mac(secret: bytes) -> hmac.HMAC:
-    """Keyed and fed the domain, which is half of the work. Kept, as a process has one secret."""
-    if not secret:
-        raise ValueError("the shared secret is empty")
-    return hmac.new(secret, _DOMAIN, hashlib.sha256)
 
 
 def _encode(raw: bytes) -> str:

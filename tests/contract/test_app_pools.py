@@ -46,9 +46,8 @@ async def test_a_length_that_nobody_named_is_what_all_choices_can_get(site: Site
 
         assert 200 == answer.status_code, answer.text
         (work,) = asked(s.decodes[0])
-        assert (
-            13 == work.sampling.max_tokens
-        )  # of 16: a block is left for each, and the copy of the prompt's last
+        # Of 16: a block is left for each, and the copy of the prompt's last one.
+        assert 13 == work.sampling.max_tokens
         await s.quiet()
 
 

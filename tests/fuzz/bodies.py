@@ -56,7 +56,8 @@ TOLD = _told()
 INTRODUCTION = _INTRODUCTION.pack(_SECRET)
 
 
-def _receive_of(data: bytes) -> Receive:
+def receive_of(data: bytes) -> Receive:
+    """A body that is all there."""
     left = memoryview(data)
 
     def receive(buffers: Sequence[memoryview], section: Section) -> int:
@@ -78,7 +79,7 @@ def quantised(data: bytes) -> None:
         max_header_bytes=MAX_HEADER_BYTES,
     )
     with contextlib.suppress(InvalidRequest, HandoffError):
-        received = decoder.read(_receive_of(data))
+        received = decoder.read(receive_of(data))
         assert data != QUANTISED or "int8" == received.kv_wire
 
 
@@ -87,7 +88,7 @@ def told(data: bytes) -> None:
     pool = Pool(SHAPE, num_tokens=6)
     ours, theirs = socket.socketpair()
     with closing(theirs), closing(Stream(ours)) as stream:
-        receive = _receive_of(data)
+        receive = receive_of(data)
         body = Body(receive, lambda _: 0.0, stream)
         decoder = BlobDecoder(
             WANT,

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from shared.errors import HandoffError, InvalidRequest, Unauthorized
 from shared.kv.decoder import BlobDecoder
 from shared.kv.http_head import read_head
-from shared.kv.section import Section
-from shared.kv.shape import KvShape
 from shared.kv.ticket import Ticket, kv_url
 from tests.fuzz import bodies
-from tests.unit.shared.kv.blobs import (
-    MAX_HEADER_BYTES,
-    LoggedSink,
-    Pool,
-    encode,
-    expected,
-    manifest_for,
-    scatter,
-)
+from tests.fuzz.bodies import SHAPE, WANT, receive_of
+from tests.unit.shared.kv.blobs import MAX_HEADER_BYTES, LoggedSink, Pool, encode, manifest_for
 
-SHAPE = KvShape(num_layers=2, num_kv_heads=1, head_dim=2, dtype="F16")
-WANT = expected(num_tokens=6, shape=SHAPE, num_choices=2)
 BLOB = encode(manifest_for(WANT), Pool(SHAPE, num_tokens=6, seed=1))
 _SENT = Pool(SHAPE, num_tokens=6, seed=1).content()
 
@@ -45,19 +34,10 @@ def blob(data: bytes) -> None:
     pool = Pool(SHAPE, num_tokens=6)
     before = pool.snapshot()
     asked: list[tuple[str, int, int]] = []
-    left = memoryview(data)
-
-    def receive(buffers: Sequence[memoryview], section: Section) -> int:
-        nonlocal left
-        taken = min(len(left), sum(len(buffer) for buffer in buffers))
-        scatter(bytes(left[:taken]), buffers)
-        left = left[taken:]
-        return taken
-
     sink = LoggedSink(pool.views(), asked)
     decoder = BlobDecoder(WANT, sink, total_bytes=len(data), max_header_bytes=MAX_HEADER_BYTES)
     try:
-        decoder.read(receive)
+        decoder.read(receive_of(data))
     except (InvalidRequest, HandoffError):
         assert asked or before == pool.snapshot(), "KV was written before the header was accepted"
     else:

@@ -19,12 +19,13 @@ import httpx
 import numpy as np
 import pytest
 
-from shared.kv.manifest import Expected, token_hash
+from shared.kv.manifest import Expected
 from shared.kv.shape import KINDS
 from shared.kv.ticket import KV_PATH, TICKET_HEADER, Ticket
 from shared.wire import DecodeEvent, DecodeRequest, Handoff, Sampling
 from tests.support.cluster import AUTH, SECRET, RunningWorker, run_worker, wait_until
 from tests.support.completions import random_prompt
+from tests.support.handoffs import expected_by
 from tests.unit.shared.kv.blobs import Pool, encode, manifest_for
 
 PROMPT = random_prompt(40, seed=1)
@@ -50,16 +51,7 @@ class Reserved:
 
     def __init__(self, running: RunningWorker, handoff: Handoff) -> None:
         self.handoff = handoff
-        self.want = Expected(
-            fingerprint=running.worker.fingerprint.digest,
-            handoff_id=handoff.handoff_id,
-            epoch=handoff.epoch,
-            token_hash=token_hash(PROMPT),
-            from_token=handoff.have_tokens,
-            num_tokens=len(PROMPT),
-            num_choices=1,
-            shape=running.worker.kv_shape,
-        )
+        self.want = expected_by(running, PROMPT, handoff)
         self.blob = self.blob_of(self.want)
 
     def blob_of(self, want: Expected) -> bytes:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import httpx
 
-from shared.kv.manifest import Expected, Manifest, plan_chunks, token_hash
+from shared.kv.manifest import Expected, Manifest, plan_chunks
 from shared.kv.outgoing import Send, SendTimeouts
 from shared.kv.progress import Progress
 from shared.kv.sender import KvSender
 from shared.kv.transports.tcp import TcpTransport
-from shared.wire import DecodeEvent, DecodeRequest, Handoff, Sampling
-from tests.support.cluster import AUTH, SECRET, RunningWorker, run_worker
+from shared.wire import DecodeEvent, DecodeRequest, Sampling
+from tests.support.cluster import AUTH, SECRET, run_worker
 from tests.support.completions import random_prompt
+from tests.support.handoffs import expected_by
 from tests.support.kv_peers import zeros
 
 PROMPT = random_prompt(80, seed=1)
@@ -44,7 +45,7 @@ def test_kv_that_comes_chunk_by_chunk_is_waited_for(tiny_model: Path) -> None:
         lines = answer.iter_lines()
         handoff = DecodeEvent.model_validate_json(next(lines)).reserved
         assert handoff is not None
-        want = expected(running, handoff)
+        want = expected_by(running, PROMPT, handoff)
         manifest = Manifest(
             **{name: getattr(want, name) for name in Expected.__dataclass_fields__},
             chunks=plan_chunks(0, len(PROMPT), CHUNK, want.shape),
@@ -59,17 +60,3 @@ def test_kv_that_comes_chunk_by_chunk_is_waited_for(tiny_model: Path) -> None:
         assert "tcp" == sending.result(10).transport
         events = [DecodeEvent.model_validate_json(line) for line in lines]
     assert events[-1].finish is not None
-
-
-def expected(running: RunningWorker, handoff: Handoff) -> Expected:
-    """What the reservation is for."""
-    return Expected(
-        fingerprint=running.worker.fingerprint.digest,
-        handoff_id=handoff.handoff_id,
-        epoch=handoff.epoch,
-        token_hash=token_hash(PROMPT),
-        from_token=0,
-        num_tokens=len(PROMPT),
-        num_choices=1,
-        shape=running.worker.kv_shape,
-    )

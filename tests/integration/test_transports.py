@@ -7,20 +7,19 @@ import importlib.util
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from shared.kv.manifest import Expected, token_hash
 from shared.kv.receiver import Offer
 from shared.kv.ticket import Ticket
 from shared.wire import DecodeEvent, DecodeRequest, Handoff, PrefillRequest, Sampling
 from tests.support import kv_peers
 from tests.support.cluster import AUTH, SECRET, Cluster, RunningWorker, run_cluster, run_worker, wait_until
 from tests.support.completions import GREEDY, complete, random_prompt, token_ids
+from tests.support.handoffs import expected_by
 from tests.support.oracle import Oracle
 
 TRANSPORTS = ("nixl", "shm", "unix", "tcp")
@@ -61,20 +60,6 @@ def free_of(running: RunningWorker) -> None:
     running.worker.pool.check_integrity()
 
 
-def template(running: RunningWorker, prompt: list[int]) -> Expected:
-    """What a hand-off of this prompt claims to be, but for its identity."""
-    return Expected(
-        fingerprint=running.worker.fingerprint.digest,
-        handoff_id="any",
-        epoch=1,
-        token_hash=token_hash(prompt),
-        from_token=0,
-        num_tokens=len(prompt),
-        num_choices=1,
-        shape=running.worker.kv_shape,
-    )
-
-
 @pytest.fixture(scope="module")
 def decode(tiny_model: Path) -> Iterator[RunningWorker]:
     """A decode worker alone."""
@@ -106,8 +91,7 @@ def test_killed_sender_leaves_nothing(decode: RunningWorker, transport: str, num
             lines = stream.iter_lines()  # kept: the stream is closed with its iterator
             handoff = DecodeEvent.model_validate_json(next(lines)).reserved
             assert handoff is not None
-            want = template(decode, prompt)
-            want = replace(want, handoff_id=handoff.handoff_id, epoch=handoff.epoch)
+            want = expected_by(decode, prompt, handoff)
             process, pipe = kv_peers.start(kv_peers.send_part, SECRET.encode(), handoff, want, transport)
             assert "sending" == pipe.recv()
             # Anywhere from before its connection to its wait for the third chunk; mostly the latter.
@@ -126,7 +110,7 @@ def test_killed_receiver_leaves_nothing(tiny_model: Path, transport: str, num_ki
     with run_worker("prefill", tiny_model, chunk_size=64, kv_transports=transport) as prefill:
         for number in range(num_kills):
             prompt = random_prompt(NUM_TOKENS, seed=number)
-            want = template(prefill, prompt)
+            want = expected_by(prefill, prompt)
             process, pipe = kv_peers.start(kv_peers.receive_part, SECRET.encode(), want, transport)
             request = PrefillRequest(
                 request_id=f"r{number}",

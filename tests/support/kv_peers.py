@@ -26,7 +26,7 @@ from shared.kv.progress import Progress
 from shared.kv.put import PutReport
 from shared.kv.receiver import KvListener
 from shared.kv.sender import KvSender
-from shared.kv.shape import KINDS, Kind
+from shared.kv.shape import Kind
 from shared.kv.shared_memory import SharedMemory
 from shared.kv.ticket import Ticket
 from shared.kv.transports.choice import offered, usable
@@ -96,7 +96,7 @@ def send_part(pipe: Connection, secret: bytes, handoff: Handoff, want: Expected,
 def zeros(want: Expected) -> tuple[BlockViews, PoolMemory]:
     """A pool for one sequence, and where it lies."""
     num_blocks = -(-want.num_tokens // _BLOCK_SIZE)
-    num_regions = want.shape.num_layers * len(KINDS)
+    num_regions = want.shape.num_tensors
     shared = SharedMemory(num_regions * num_blocks * _BLOCK_SIZE * want.shape.row_bytes)
     memory = PoolMemory(shared.content, num_regions, num_blocks, _BLOCK_SIZE, shared)
     return BlockViews(memory, range(num_blocks), want.shape.row_bytes), memory

@@ -10,7 +10,6 @@ the library. A notice goes from decode to prefill through the library: how much 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import struct
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from shared.errors import InvalidRequest, TransportFailed
 from shared.kv import told_chunk
 from shared.kv.layout import BlobLayout
+from shared.kv.mac import MAC_BYTES, mac
 
 NAME = "nixl"
 HEADER = "X-Handoff-Nixl"
@@ -29,7 +29,6 @@ _MAX_BLOCK_SIZE = 1 << 20
 _FIELDS = re.compile(rf"([1-9][0-9]{{0,6}})/(0|[1-9][0-9]{{0,6}})/([0-9a-f]{{{2 * TOKEN_BYTES}}})")
 _SIZES = struct.Struct("<II")
 _DOMAIN = b"handoff nixl introduction 1\0"
-_MAC_BYTES = hashlib.sha256().digest_size
 _NOTICE = struct.Struct(f"<{TOKEN_BYTES}sQ")
 
 
@@ -69,13 +68,13 @@ class Introduction:
         """As it travels."""
         sizes = _SIZES.pack(len(self.metadata), len(self.bases))
         content = sizes + self.metadata + struct.pack(f"<{len(self.bases)}Q", *self.bases)
-        return content + _mac(content, secret)
+        return content + mac(secret, _DOMAIN, content)
 
     @classmethod
     def unpack(cls, whole: bytes | bytearray, secret: bytes) -> Introduction:
         """Read what `pack` wrote. Raises TransportFailed, InvalidRequest."""
-        content, mac = whole[:-_MAC_BYTES], whole[-_MAC_BYTES:]
-        if not hmac.compare_digest(mac, _mac(content, secret)):
+        content, signed = whole[:-MAC_BYTES], whole[-MAC_BYTES:]
+        if not hmac.compare_digest(signed, mac(secret, _DOMAIN, content)):
             raise TransportFailed("the NIXL introduction was damaged on the way, or signed by somebody else")
         try:
             metadata_bytes, num_bases = _SIZES.unpack_from(content)
@@ -83,10 +82,6 @@ class Introduction:
         except struct.error as exc:
             raise InvalidRequest("the NIXL introduction cannot be read") from exc
         return cls(metadata, tuple(bases))
-
-
-def _mac(content: bytes | bytearray, secret: bytes) -> bytes:
-    return hmac.digest(secret, _DOMAIN + content, hashlib.sha256)
 
 
 def pack_notice(token: bytes, read_bytes: int) -> bytes:
